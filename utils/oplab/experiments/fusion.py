@@ -1,0 +1,106 @@
+"""FUSION: what does it cost to write every intermediate of an element-wise chain to memory?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+
+import torch
+
+from oplab.experiments.experiment import Experiment, Knob, dtype_name, whole_number
+from oplab.experiments.live import Cost, Work, trial
+from oplab.experiments.result import Result
+from oplab.kernels import pointwise
+from oplab.machine import DTYPES
+
+# What people read, in one place.
+TEXT = {
+    "title": "Fusing bias + GELU + scale + residual",
+    "size": "The arrays are size x size.",
+    "dtype": "Bytes per element: 4 for fp32, 2 for bf16 and fp16.",
+    "fused": "eager: four PyTorch operators. compiled: torch.compile. triton: one kernel by hand. "
+    "numba: one loop by hand, on the CPU.",
+    "baseline": "eager",
+}
+
+
+class Fusion(Experiment):
+    name = "fusion"
+    title = TEXT["title"]
+    knobs = (
+        Knob(
+            "size", "size", TEXT["size"], (512, 1024, 2048, 4096, 8192, 16384), 8192, (512, 1024, 2048, 4096), 4096,
+            whole_number,
+        ),  # fmt: skip
+        Knob("dtype", "dtype", TEXT["dtype"], ("bf16", "fp16", "fp32"), "bf16", ("fp32",), "fp32", dtype_name),
+        Knob(
+            "fused", "fused", TEXT["fused"], ("eager", "compiled", "triton"), "eager",
+            ("eager", "compiled", "numba"), "eager",
+        ),  # fmt: skip
+    )  # fmt: skip
+
+    def measure(self, knobs: dict, source: str, device: torch.device) -> Result:
+        size, dtype = knobs["size"], knobs["dtype"]
+        item = DTYPES[dtype].itemsize
+        return trial(
+            self.blank(knobs, source),
+            device,
+            key=(self.name, size, dtype, device.type),
+            make_work=partial(_make_work, size, dtype, device),
+            work_bytes=size * size * (5 * item + 4),  # two inputs, the output, two intermediates, the reference
+            cost=Cost(pointwise.flops(size, size), pointwise.compulsory_bytes(size, size, item), dtype),
+            candidate=partial(_candidate, knobs["fused"]),
+            baseline=TEXT["baseline"],
+        )
+
+    def settings(self, source: str) -> Iterator[dict]:
+        size, dtype, fused = (knob.choices(source) for knob in self.knobs)
+        for s, d, f in product(size, dtype, fused):
+            yield {"size": s, "dtype": d, "fused": f}
+
+
+def _make_work(size: int, dtype: str, device: torch.device) -> Work:
+    draw = partial(torch.randn, device=device)
+    inputs = tuple(draw(shape).to(DTYPES[dtype]) for shape in ((size, size), (size,), (size,), (size, size)))
+    x, bias, scale, residual = inputs
+    right = torch.empty(size, size, device=device)
+    for first in range(0, size, 2048):  # float64 intermediates of a part of the rows at a time
+        rows = slice(first, first + 2048)
+        right[rows] = pointwise.reference(x[rows], bias, scale, residual[rows])
+    return Work(inputs, torch.empty_like(x), right, partial(pointwise.eager, *inputs))
+
+
+def _candidate(fused: str, work: Work) -> Callable[[], torch.Tensor]:
+    calls: dict[str, Callable[[], Callable[[], torch.Tensor]]] = {
+        "eager": lambda: partial(pointwise.eager, *work.inputs),
+        "compiled": lambda: partial(pointwise.compiled, *work.inputs),
+        "triton": lambda: pointwise.Launch(*work.inputs, work.output),
+        "numba": lambda: partial(pointwise.fused_cpu, *work.inputs, work.output),
+    }
+    return _Counted(fused, calls[fused](), work)
+
+
+class _Counted:
+    """A call that also knows how many kernels it launches and how many bytes they move.
+
+    Bytes are counted from the definition: each kernel reads its inputs once and writes its output once.
+    """
+
+    def __init__(self, fused: str, call: Callable[[], torch.Tensor], work: Work) -> None:
+        self.call = call
+        (M, N), item = work.output.shape, work.output.element_size()
+        moved = pointwise.eager_bytes if fused == "eager" else pointwise.compulsory_bytes
+        self.resources = {"kernels": 4 if fused == "eager" else 1, "bytes_moved": moved(M, N, item)}
+        if hasattr(call, "compile"):
+            self.compile = call.compile
+
+    def __call__(self) -> torch.Tensor:
+        return self.call()
+
+    @property
+    def compiled(self) -> object:
+        return getattr(self.call, "compiled", None)
+
+
+FUSION = Fusion()

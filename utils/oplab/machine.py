@@ -1,0 +1,398 @@
+"""What this hardware can do: identity, limits, and ceilings measured here, not read from a sheet.
+
+``machine()`` returns a `Machine`. The first call on a device measures it (under 20 s, with a
+progress bar) and remembers the result in the user's cache folder, keyed by device, driver and
+library versions; ``machine(refresh=True)`` measures again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import torch
+from platformdirs import user_cache_path
+from tqdm.auto import tqdm
+
+from oplab import timing
+
+SCHEMA = 1  # of the cache file and of the `machine` part of a recording
+
+# What people read, in one place.
+TEXT = {
+    "measuring": "measuring the ceilings of {name}",
+    "bad_cache": "ignored the machine cache {path}: {why}; measuring again",
+    "no_save": "could not keep the measured ceilings in {path}: {why}; they will be measured again next time",
+    "no_peak": "{name} has no measured peak for {dtype!r}; it has {have}",
+    "datasheet": "NVIDIA H200 datasheet (SXM, dense)",
+}
+
+DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,  # float32 storage, matrix units allowed to round to 10 bits of mantissa
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+}
+
+# Beside the measured values, never instead of them. B/s and FLOP/s.
+SPEC_SHEETS = {
+    "NVIDIA H200": {"source": TEXT["datasheet"], "bandwidth": 4.8e12, "bf16": 989e12, "fp32": 67e12},
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One device: who it is, what it allows, what it was measured to do.
+
+    ``bandwidth``: B/s of a large copy, bytes read plus bytes written. ``peaks``: FLOP/s of a large
+    matrix product through the vendor library on random data, by dtype name ("fp32", "tf32", …).
+    ``limits``: hardware limits in bytes, Hz or counts, read from the driver or operating system.
+    """
+
+    name: str
+    kind: str  # "cuda" or "cpu"
+    uuid: str
+    driver: str
+    limits: dict[str, float | str]
+    bandwidth: float
+    peaks: dict[str, float]
+    versions: dict[str, str]
+    date: str
+    notes: tuple[str, ...] = field(default=())
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s measured for ``dtype``; KeyError names those that were measured."""
+        if dtype not in self.peaks:
+            have = ", ".join(self.peaks)
+            raise KeyError(TEXT["no_peak"].format(name=self.name, dtype=dtype, have=have))
+        return self.peaks[dtype]
+
+    def balance(self, dtype: str) -> float:
+        """FLOP per byte at the ridge of the roofline: below it, an operator waits for memory."""
+        return self.peak(dtype) / self.bandwidth
+
+    @property
+    def spec_sheet(self) -> dict[str, float | str] | None:
+        """What the vendor's sheet says, with its source; None where we have none."""
+        return SPEC_SHEETS.get(self.name)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(label, value) pairs for people."""
+        rows = [("device", self.name), ("driver", self.driver), ("measured", self.date)]
+        rows.append(("memory bandwidth", f"{self.bandwidth / 1e9:,.0f} GB/s"))
+        for dtype, peak in self.peaks.items():
+            rows.append((f"{dtype} peak", f"{peak / 1e12:,.3g} TFLOP/s (balance {self.balance(dtype):,.0f} FLOP/B)"))
+        rows += [(key.replace("_", " "), _readable(key, value)) for key, value in self.limits.items()]
+        rows += [("caution", note) for note in self.notes]
+        return rows
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{label:<28}{value}" for label, value in self.rows())
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{escape(label)}</th><td style='text-align:left'>{escape(value)}</td></tr>"
+            for label, value in self.rows()
+        )
+        return f"<table>{cells}</table>"
+
+    def as_dict(self) -> dict:
+        return {"schema": SCHEMA, **asdict(self), "notes": list(self.notes)}
+
+    @classmethod
+    def from_dict(cls, data: dict) -> Machine:
+        """Raises ValueError when ``data`` is of another schema or incomplete."""
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"written by another version (schema {data.get('schema')!r}, this one reads {SCHEMA})")
+        fields = {key: data[key] for key in data if key != "schema"}
+        try:
+            return cls(**{**fields, "notes": tuple(fields.get("notes", ()))})
+        except TypeError as error:
+            raise ValueError(f"incomplete: {error}") from error
+
+
+def _readable(key: str, value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    if key.endswith("_bytes"):
+        for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+            if value >= scale:
+                return f"{value / scale:,.4g} {unit}"
+    if key.endswith("_hz"):
+        return f"{value / 1e6:,.0f} MHz"
+    return f"{value:,.4g}"
+
+
+# --- finding or measuring it ---------------------------------------------------------------------
+
+_known: dict[str, Machine] = {}
+
+
+def machine(device: str | torch.device | None = None, *, refresh: bool = False) -> Machine:
+    """The ceilings of ``device`` (default: the GPU, else the CPU), measured once and remembered."""
+    dev = timing.pick_device(device)
+    key = _cache_key(dev)
+    if not refresh and key in _known:
+        return _known[key]
+    path = cache_folder() / f"machine-{key}.json"
+    found = None if refresh else _load(path)
+    if found is None:
+        found = _measure(dev)
+        _save(path, found)
+    _known[key] = found
+    return found
+
+
+def cache_folder() -> Path:
+    """``$OPLAB_CACHE_DIR``, or the user's cache folder for oplab."""
+    return Path(os.environ.get("OPLAB_CACHE_DIR") or user_cache_path("oplab"))
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides a measurement; a library that is absent is left out."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    for name in ("triton", "numba", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    if torch.version.hip:
+        found["hip"] = torch.version.hip
+    return found
+
+
+def _cache_key(dev: torch.device) -> str:
+    facts = [_name(dev), timing.device_uuid(dev), driver(dev), versions(), torch.get_num_threads(), SCHEMA]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _load(path: Path) -> Machine | None:
+    if not path.exists():
+        return None
+    try:
+        return Machine.from_dict(json.loads(path.read_text()))
+    except (ValueError, OSError, AttributeError) as error:
+        warnings.warn(TEXT["bad_cache"].format(path=path, why=error), stacklevel=3)
+        return None
+
+
+def _save(path: Path, found: Machine) -> None:
+    try:
+        write_atomically(path, json.dumps(found.as_dict(), indent=1))
+    except OSError as error:
+        warnings.warn(TEXT["no_save"].format(path=path.parent, why=error), stacklevel=3)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """All of ``text`` or the old file: a killed process leaves no half-written one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    draft.write_text(text)
+    os.replace(draft, path)
+
+
+def _measure(dev: torch.device) -> Machine:
+    steps = _cuda_peaks(dev) if dev.type == "cuda" else _cpu_peaks()
+    peaks: dict[str, float] = {}
+    notes: list[str] = []
+    bar = tqdm(total=len(steps) + 1, desc=TEXT["measuring"].format(name=_name(dev)), leave=False, file=sys.stderr)
+    with timing.device_lock(dev), bar:
+        bandwidth, note = copy_rate(dev, _large_copy_bytes(dev))
+        notes += [f"copy: {line}" for line in note]
+        bar.update()
+        for dtype, step in steps:
+            peaks[dtype], note = step()
+            notes += [f"{dtype}: {line}" for line in note]
+            bar.update()
+        if dev.type == "cuda":
+            torch.cuda.empty_cache()
+    return Machine(
+        name=_name(dev),
+        kind=dev.type,
+        uuid=timing.device_uuid(dev),
+        driver=driver(dev),
+        limits=_cuda_limits(dev) if dev.type == "cuda" else _cpu_limits(),
+        bandwidth=bandwidth,
+        peaks=peaks,
+        versions=versions(),
+        date=datetime.date.today().isoformat(),
+        notes=tuple(notes),
+    )
+
+
+# --- ceilings ------------------------------------------------------------------------------------
+
+
+def copy_rate(dev: torch.device, moved_bytes: int) -> tuple[float, tuple[str, ...]]:
+    """(B/s, cautions) of a copy that reads half of ``moved_bytes`` and writes the other half.
+
+    Both buffers are allocated and touched first: reading fresh pages measures the operating system.
+    """
+    source = torch.empty(max(moved_bytes // 2, 1), dtype=torch.uint8, device=dev).random_()
+    target = torch.empty_like(source).fill_(1)
+    timed = timing.measure(lambda: target.copy_(source), device=dev)
+    return 2 * source.numel() / timed.median, timed.notes
+
+
+def _large_copy_bytes(dev: torch.device) -> int:
+    """Enough to leave every cache far behind, within an eighth of the free memory."""
+    if dev.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(dev)
+        return min(4 << 30, free // 8)
+    last_level = max((int(v) for k, v in _cpu_limits().items() if k.endswith("cache_bytes")), default=0)
+    return min(max(8 * last_level, 1 << 29), psutil.virtual_memory().available // 8)
+
+
+_Step = tuple[str, Callable[[], tuple[float, tuple[str, ...]]]]
+
+
+def _cuda_peaks(dev: torch.device) -> list[_Step]:
+    capability = torch.cuda.get_device_capability(dev)
+    nvidia = torch.version.hip is None
+    names = ["fp32", "fp16"]
+    if nvidia and capability >= (8, 0):
+        names.insert(1, "tf32")
+    if not nvidia or capability >= (8, 0):
+        names.append("bf16")
+    if (nvidia and capability >= (8, 9)) or (not nvidia and "gfx942" in torch.cuda.get_device_properties(dev).gcnArchName):
+        names.append("fp8")
+    return [(name, lambda name=name: _matmul_rate(dev, name, (4096, 8192))) for name in names]
+
+
+def _cpu_peaks() -> list[_Step]:
+    cpu = torch.device("cpu")
+    return [(name, lambda name=name: _matmul_rate(cpu, name, (2048,))) for name in ("fp32", "bf16")]
+
+
+def _matmul_rate(dev: torch.device, dtype: str, sizes: tuple[int, ...]) -> tuple[float, tuple[str, ...]]:
+    """(FLOP/s, cautions): the best of square products of ``sizes`` through the vendor library."""
+    best, notes = 0.0, ()
+    for size in sizes:
+        product = _vendor_product(dev, dtype, size)
+        with tf32_allowed(dtype == "tf32"):
+            timed = timing.measure(product, device=dev)
+        rate = 2 * size**3 / timed.median
+        if rate > best:
+            best, notes = rate, timed.notes
+    return best, notes
+
+
+def _vendor_product(dev: torch.device, dtype: str, size: int) -> Callable[[], object]:
+    a, b = (torch.randn(size, size, device=dev) for _ in range(2))
+    if dtype == "fp8":
+        # cuBLASLt's fp8 product wants the second operand column-major and one scale per tensor.
+        a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
+        one = torch.ones((), device=dev)
+        return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    a, b = a.to(DTYPES[dtype]), b.to(DTYPES[dtype])
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, b, out=out)
+
+
+class tf32_allowed:
+    """Context: may float32 matrix products use the tf32 matrix units? Restores the old setting."""
+
+    def __init__(self, allowed: bool) -> None:
+        self.precision = "tf32" if allowed else "ieee"
+
+    def __enter__(self) -> None:
+        self.before = torch.backends.cuda.matmul.fp32_precision
+        torch.backends.cuda.matmul.fp32_precision = self.precision
+
+    def __exit__(self, *exc: object) -> None:
+        torch.backends.cuda.matmul.fp32_precision = self.before
+
+
+# --- identity and limits -------------------------------------------------------------------------
+
+
+def _name(dev: torch.device) -> str:
+    return torch.cuda.get_device_name(dev) if dev.type == "cuda" else cpu_name()
+
+
+def driver(dev: torch.device) -> str:
+    """The GPU driver's version, or the operating system's for a CPU."""
+    if dev.type != "cuda":
+        return f"{platform.system()} {platform.release()}"
+    found = timing.nvml(dev)
+    if found is None:
+        return f"CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}"
+    return str(found[0].nvmlSystemGetDriverVersion())
+
+
+def cpu_name() -> str:
+    """The processor's marketing name, from wherever the operating system keeps it."""
+    if sys.platform.startswith("linux"):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.split(":", 1)[1].strip()
+    elif sys.platform == "darwin":
+        return _sysctl("machdep.cpu.brand_string") or platform.machine()
+    return platform.processor() or platform.machine()
+
+
+def _sysctl(name: str) -> str:
+    done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _cpu_limits() -> dict[str, float | str]:
+    limits: dict[str, float | str] = {
+        "cores": psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "simd": torch.backends.cpu.get_cpu_capability(),
+    }
+    limits.update(_cpu_caches())
+    return limits
+
+
+def _cpu_caches() -> dict[str, int]:
+    """Sizes of the data caches that one core sees; empty where the system does not tell (Windows)."""
+    sizes: dict[str, int] = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        if (index / "type").read_text().strip() in ("Data", "Unified"):
+            text = (index / "size").read_text().strip()  # such as "2048K"
+            scale = {"K": 2**10, "M": 2**20}.get(text[-1], 1)
+            sizes[f"l{(index / 'level').read_text().strip()}_cache_bytes"] = int(text.rstrip("KM")) * scale
+    if sys.platform == "darwin":
+        for level, name in (("l1", "hw.perflevel0.l1dcachesize"), ("l2", "hw.perflevel0.l2cachesize")):
+            if value := _sysctl(name):
+                sizes[f"{level}_cache_bytes"] = int(value)
+    return sizes
+
+
+def _cuda_limits(dev: torch.device) -> dict[str, float | str]:
+    p = torch.cuda.get_device_properties(dev)
+    limits: dict[str, float | str] = {
+        "compute_capability": f"{p.major}.{p.minor}",
+        "sms": p.multi_processor_count,
+        "memory_bytes": p.total_memory,
+        "l2_bytes": p.L2_cache_size,
+        "shared_per_block_bytes": p.shared_memory_per_block_optin,
+        "shared_per_sm_bytes": p.shared_memory_per_multiprocessor,
+        "registers_per_sm": p.regs_per_multiprocessor,
+        "threads_per_sm": p.max_threads_per_multi_processor,
+    }
+    if found := timing.nvml(dev):
+        pynvml, handle = found
+        limits["sm_clock_hz"] = 1e6 * pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
+        limits["memory_clock_hz"] = 1e6 * pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)
+    return limits
