@@ -118,6 +118,10 @@ class Experiment:
     def compile(self, knobs: dict) -> None:
         """Compile what one GPU setting needs, without running it; recordings do this in parallel."""
 
+    def distinct_kernels(self, settings: list[dict]) -> list[dict]:
+        """One setting for each kernel that has to be compiled."""
+        return settings
+
     def check(self, knobs: dict, source: str) -> None:
         """ValueError for combinations that mean nothing."""
 

@@ -58,7 +58,6 @@ class Work:
     reference: torch.Tensor  # float32, rounded from float64
     baseline: Callable[[], object]
     made: float = field(default_factory=time.monotonic)
-    baseline_timing: timing.Timing | None = None
     copy_bandwidth: float | None = None
 
 
@@ -110,8 +109,8 @@ def trial(
             if not result.ok:
                 return result
             timed = timing.measure(call, device=device, budget=budget)
-            if work.baseline_timing is None:
-                work.baseline_timing = timing.measure(work.baseline, device=device, budget=budget)
+            # Right after the candidate each time: a chip at its power limit drifts by 10 % in seconds.
+            beside = timing.measure(work.baseline, device=device, budget=budget)
             if work.copy_bandwidth is None and cost.peak_dtype is None:
                 work.copy_bandwidth = copy_rate(device, cost.nbytes)[0]
     except Exception as error:  # every failure of a setting becomes a sentence; see _explain
@@ -124,7 +123,7 @@ def trial(
         result,
         samples=timed.samples,
         notes=notes,
-        baseline_seconds=work.baseline_timing.median,
+        baseline_seconds=beside.median,
         resources=resources,
     )
     seconds = timed.median

@@ -50,7 +50,7 @@ class Tiles(Experiment):
         Knob("block_n", "block_n", TEXT["block_n"], SIDES, 128, (4, 16, 64, 256, 1024), 64, block_size),
         Knob("block_k", "block_k", TEXT["block_k"], (32, 64, 128), 64, (4, 16, 64, 256, 1024), 64, block_size),
         Knob("num_warps", "num_warps", TEXT["num_warps"], (4, 8), 8),
-        Knob("num_stages", "num_stages", TEXT["num_stages"], (1, 2, 3, 4, 5), 3),
+        Knob("num_stages", "num_stages", TEXT["num_stages"], (1, 2, 3, 4), 3),
     )
 
     def measure(self, knobs: dict, source: str, device: torch.device) -> Result:
@@ -77,26 +77,37 @@ class Tiles(Experiment):
             a, b, out, kernel=knobs["kernel"], tile=_tile(knobs), tf32=knobs["dtype"] == "tf32"
         ).compile()
 
+    def distinct_kernels(self, settings: list[dict]) -> list[dict]:
+        kernels = {tuple((k, v) for k, v in knobs.items() if k != "size"): knobs for knobs in settings}
+        return list(kernels.values())
+
     def settings(self, source: str) -> Iterator[dict]:
         if source == LIVE_CPU:
             for size, m, n, k in product((512, 1024), *[(4, 16, 64, 256, 1024)] * 3):
                 yield {"size": size, "dtype": "fp32", "kernel": "tiled", "block_m": m, "block_n": n, "block_k": k}
             return
         for dtype, size in product(("bf16", "fp16", "tf32", "fp32"), (2048, 4096, 8192)):
-            common = {"size": size, "dtype": dtype}
-            for kernel, m, n, k, warps, stages in _tunings(dtype):
-                yield common | {
-                    "kernel": kernel, "block_m": m, "block_n": n, "block_k": k, "num_warps": warps, "num_stages": stages,
+            for kernel, m, n, k, warps, stages in _tunings(dtype, size):
+                yield {
+                    "size": size, "dtype": dtype, "kernel": kernel, "block_m": m, "block_n": n, "block_k": k,
+                    "num_warps": warps, "num_stages": stages,
                 }  # fmt: skip
 
 
-def _tunings(dtype: str) -> Iterator[tuple]:
-    """Every combination for bf16; for the others the two block_k and stages that matter most."""
-    full = dtype == "bf16"
-    inner = (32, 64, 128) if full else (32, 64)
-    yield from product(("tiled",), SIDES, SIDES, inner, (4, 8), (1, 2, 3, 4) if full else (3,))
+def _tunings(dtype: str, size: int) -> Iterator[tuple]:
+    """All combinations for the explorer's opening size and dtype, the ones that matter for the rest."""
+    tiled, persistent = partial(product, ("tiled",)), partial(product, ("persistent",))
+    if (dtype, size) == ("bf16", 4096):
+        yield from tiled(SIDES, SIDES, (32, 64, 128), (4, 8), (1, 3, 4))
+    elif dtype == "bf16":
+        yield from tiled(SIDES, SIDES, (32, 64), (4, 8), (3,))
+        yield from tiled(SIDES, SIDES, (64,), (4, 8), (4,))
+    elif dtype == "fp16":
+        yield from tiled(SIDES, SIDES, (64,), (4, 8), (3, 4))
+    else:
+        yield from tiled(SIDES, SIDES, (32,), (4, 8), (3,))
     if dtype in ("bf16", "fp16"):
-        yield from product(("persistent",), (64, 128, 256), (64, 128, 256), (64, 128) if full else (64,), (4, 8), (3, 4))
+        yield from persistent(SIDES[2:], SIDES[2:], (64,), (4, 8), (3, 4))
 
 
 def _make_work(size: int, dtype: str, device: torch.device) -> Work:
