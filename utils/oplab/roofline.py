@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from oplab import drawing
+from oplab.drawing import BLUE, FAINT, GREEN, INK, ORANGE, SKY
 from oplab.machine import Machine
 
 # Ceilings are medians of a noisy quantity on a chip whose clock follows its temperature: a kernel
@@ -12,6 +16,11 @@ TEXT = {
     "faster": "{share:.0%} of the measured {ceiling}: cache-hot or wrong, not a success",
     "bandwidth": "copy bandwidth ({value:.3g} TB/s)",
     "peak": "{dtype} peak ({value:.3g} TFLOP/s)",
+    "x": "arithmetic intensity (FLOP per byte)",
+    "y": "attainable FLOP/s",
+    "slope": "copy: {value:,.0f} GB/s",
+    "ceiling": "{dtype}: {value}",
+    "picture": "Roofline of {name}, measured {date}",
 }
 
 
@@ -48,3 +57,46 @@ def faster_than_ceiling(
             name = TEXT["peak"].format(dtype=dtype, value=machine.peaks[dtype] / 1e12)
             return TEXT["faster"].format(share=share, ceiling=name)
     return None
+
+
+def plot(machine: Machine, points: Sequence[tuple[str, float, float]] = ()) -> drawing.Picture:
+    """The roofline of ``machine`` as measured; ``points`` are (name, FLOP/B, FLOP/s)."""
+    with drawing.lock:
+        figure, axes = drawing.new_figure(6.4, 4.0)
+        lowest, highest = 2.0**-4, 2.0**12
+        shown: list[float] = []
+        for colour, (dtype, peak) in zip((ORANGE, GREEN, SKY, BLUE, INK), machine.peaks.items(), strict=False):
+            ridge = machine.balance(dtype)
+            axes.plot([ridge, highest], [peak, peak], color=colour, linewidth=2)
+            axes.plot(ridge, peak, "o", color=colour, markersize=5)
+            label = TEXT["ceiling"].format(dtype=dtype, value=_flops(peak))
+            above = not any(0.8 < peak / other < 1.25 for other in shown)  # nearly equal ceilings: one label below
+            shown.append(peak)
+            axes.annotate(label, (highest, peak), xytext=(0, 3 if above else -4), textcoords="offset points",
+                          ha="right", va="bottom" if above else "top", fontsize=9, color=INK)  # fmt: skip
+        top = max(machine.balance(dtype) for dtype in machine.peaks)
+        axes.plot([lowest, top], [machine.bandwidth * lowest, machine.bandwidth * top], color=FAINT, linewidth=2)
+        slope = TEXT["slope"].format(value=machine.bandwidth / 1e9)
+        axes.annotate(slope, (0.5, machine.bandwidth * 0.5), xytext=(10, -4), textcoords="offset points",
+                      va="top", fontsize=9, color=INK)  # fmt: skip
+        for name, intensity, rate in points:
+            axes.plot(intensity, rate, "D", color=BLUE, markersize=6)
+            axes.annotate(name, (intensity, rate), xytext=(6, -10), textcoords="offset points", fontsize=9, color=BLUE)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks([2.0**p for p in range(-4, 13, 2)], [f"{2.0**p:g}" for p in range(-4, 13, 2)])
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(lambda value, _: _flops(value))
+        axes.grid(True, color="#DDDDDD", linewidth=0.6)
+        axes.set_xlabel(TEXT["x"], fontsize=9, color=INK)
+        title = TEXT["picture"].format(name=machine.name, date=machine.date)
+        axes.set_title(title, fontsize=10, color=INK, loc="left")
+        ceilings = ", ".join(TEXT["ceiling"].format(dtype=d, value=_flops(p)) for d, p in machine.peaks.items())
+        return drawing.Picture(drawing.to_png(figure), f"{title}: {slope}; {ceilings}")
+
+
+def _flops(value: float) -> str:
+    for unit, scale in (("PFLOP/s", 1e15), ("TFLOP/s", 1e12), ("GFLOP/s", 1e9)):
+        if value >= scale * 0.9995:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e6:.3g} MFLOP/s"

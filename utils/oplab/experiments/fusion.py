@@ -93,7 +93,7 @@ class _Counted:
         moved = pointwise.eager_bytes if fused == "eager" else pointwise.compulsory_bytes
         self.resources = {"kernels": 4 if fused == "eager" else 1, "bytes_moved": moved(M, N, item)}
         if fused == "compiled":
-            self.compile = call  # torch.compile compiles at the first call: ten seconds, not to be spent in the queue
+            self.compile = partial(pointwise.compile_chain, *work.inputs)
         elif hasattr(call, "compile"):
             self.compile = call.compile
 

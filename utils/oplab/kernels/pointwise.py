@@ -7,9 +7,7 @@ moves three times as much: every intermediate is written and read back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numba
@@ -46,16 +44,18 @@ def eager(x: torch.Tensor, bias: torch.Tensor, scale: torch.Tensor, residual: to
     return F.gelu(x + bias, approximate="tanh") * scale + residual
 
 
-@cache
-def _compile() -> Callable[..., torch.Tensor]:
-    # One program per shape and dtype; running out of room must be an error, not a silent eager run.
-    return torch.compile(eager, dynamic=False, fullgraph=True)
+compiled = torch.compile(eager, dynamic=False, fullgraph=True)
+"""The chain through ``torch.compile``: one program per shape and dtype; call `compile_chain` first."""
 
 
-def compiled(x: torch.Tensor, bias: torch.Tensor, scale: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """The chain through ``torch.compile``."""
+def compile_chain(x: torch.Tensor, bias: torch.Tensor, scale: torch.Tensor, residual: torch.Tensor) -> None:
+    """Have ``torch.compile`` make its program for these shapes, seconds the first time.
+
+    Its limit of 8 programs per function is lifted here and not around every call: the patch would
+    cost each call more time than a small chain takes.
+    """
     with torch._dynamo.config.patch(recompile_limit=256):
-        return _compile()(x, bias, scale, residual)
+        compiled(x, bias, scale, residual)
 
 
 # --- Triton --------------------------------------------------------------------------------------

@@ -1,0 +1,96 @@
+"""The explorers, one function each: ``explore.tiles()``, ``explore.fusion()``."""
+
+from __future__ import annotations
+
+from html import escape
+
+from oplab.experiments import FUSION, LIVE_CPU, TILES, Result
+from oplab.timing import seconds
+from oplab.widgets import pictures
+from oplab.widgets.explorer import Explorer, View
+
+# What people read, in one place.
+TEXT = {
+    "rate": "<b>{rate}</b> in {time}",
+    "peak": "{share:.0%} of the measured {dtype} peak",
+    "ratio": "{ratio:.2f} × {baseline}",
+    "copy": "{share:.0%} of a copy of the same bytes",
+    "time": "<b>{time}</b>",
+    "bandwidth": "{value:,.0f} GB/s",
+    "refused": "<b>did not run</b>",
+    "waves": "{tiles:.0f} tiles fill the SMs {waves:.2f} times.",
+    "shared": "{shared:,.0f} B of shared memory and {registers:.0f} registers per thread.",
+    "moved": "{kernels:.0f} kernel(s) move {moved:.3g} GB; {least:.3g} GB must move.",
+}
+
+
+def tiles() -> Explorer:
+    """The tile of a matrix product: knobs, rate against the vendor library and the peak, a map of tiles."""
+    sliders = ("size", "block_m", "block_n", "block_k", "num_warps", "num_stages")
+    return Explorer(TILES, View(_tiles_headline, _tiles_pictures, _tiles_remark, sliders))
+
+
+def fusion() -> Explorer:
+    """An element-wise chain run four ways: time, kernels and bytes against a copy of the same bytes."""
+    return Explorer(FUSION, View(_fusion_headline, _fusion_pictures, _fusion_remark, ("size",)))
+
+
+def _tiles_headline(result: Result) -> str:
+    if result.seconds is None or result.rate is None:
+        return TEXT["refused"]
+    giga = result.source == LIVE_CPU
+    rate = f"{result.rate / 1e9:,.3g} GFLOP/s" if giga else f"{result.rate / 1e12:,.3g} TFLOP/s"
+    parts = [TEXT["rate"].format(rate=rate, time=seconds(result.seconds))]
+    if result.flops_fraction:
+        parts.append(TEXT["peak"].format(share=result.flops_fraction, dtype=result.knobs["dtype"]))
+    if result.speedup:
+        parts.append(TEXT["ratio"].format(ratio=result.speedup, baseline=escape(result.baseline)))
+    return " &nbsp;·&nbsp; ".join(parts)
+
+
+def _tiles_remark(result: Result) -> str:
+    parts = []
+    if "waves" in result.resources:
+        parts.append(TEXT["waves"].format(**result.resources))
+    if "registers" in result.resources:
+        parts.append(
+            TEXT["shared"].format(shared=result.resources["shared_bytes"], registers=result.resources["registers"])
+        )
+    return " ".join(parts)
+
+
+def _tiles_pictures(explorer: Explorer, result: Result) -> list[bytes]:
+    beside = {name: value for name, value in result.knobs.items() if name not in ("block_m", "block_n")}
+    rows, columns = (
+        next(knob for knob in TILES.knobs if knob.name == name).choices(result.source) for name in ("block_m", "block_n")
+    )
+    return [pictures.rate_bars(result), pictures.tile_map(explorer.seen(**beside), rows, columns, result)]
+
+
+def _fusion_headline(result: Result) -> str:
+    if result.seconds is None or result.bandwidth is None:
+        return TEXT["refused"]
+    parts = [TEXT["time"].format(time=seconds(result.seconds))]
+    parts.append(TEXT["bandwidth"].format(value=result.bandwidth / 1e9))
+    if result.bandwidth_fraction:
+        parts.append(TEXT["copy"].format(share=result.bandwidth_fraction))
+    if result.speedup:
+        parts.append(TEXT["ratio"].format(ratio=result.speedup, baseline=escape(result.baseline)))
+    return " &nbsp;·&nbsp; ".join(parts)
+
+
+def _fusion_remark(result: Result) -> str:
+    if "kernels" not in result.resources:
+        return ""
+    moved, least = result.resources["bytes_moved"] / 1e9, result.nbytes / 1e9
+    return TEXT["moved"].format(kernels=result.resources["kernels"], moved=moved, least=least)
+
+
+def _fusion_pictures(explorer: Explorer, result: Result) -> list[bytes]:
+    same_work = explorer.seen(size=result.knobs["size"], dtype=result.knobs["dtype"])
+    latest = {r.knobs["fused"]: r for r in [*same_work, result]}
+    by_size = {(r.knobs["size"], r.knobs["fused"]): r for r in explorer.seen(dtype=result.knobs["dtype"])}
+    return [
+        pictures.time_bars(list(latest.values()), result),
+        pictures.share_by_size(by_size.values(), result),
+    ]
