@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 import torch
 import torch.utils.benchmark
-
 from oplab.kernels import matmul, pointwise
 
 ROUNDS = 5
@@ -44,41 +43,57 @@ def line(what: str, against: str, value: float, reach: float | None) -> None:
 
 def on_gpu() -> None:
     for size in (4096, 8192):
-        a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        out = torch.empty_like(a)
-        tile = matmul.Tile(128, 256, 64, 8, 3)
-        ours = matmul.Launch(a, b, out, kernel="persistent", tile=tile)
-        line(f"matmul bf16 {size}, persistent 128x256x64", "torch.matmul", ratio(ours, lambda: torch.matmul(a, b), "cuda"), 0.97)
+        matmul_against_cublas(size)
     for size, reach in ((8192, 0.90), (16384, 0.93)):
-        x, residual = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        bias, scale = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        operands = (x, bias, scale, residual)
-        ours = pointwise.Launch(*operands, torch.empty_like(x))
-        pointwise.compile_chain(*operands)
-        moved = pointwise.compulsory_bytes(size, size, 2)
-        source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda").random_()
-        target = torch.empty_like(source)
-        line(f"fused chain bf16 {size}", "copy of the same bytes", ratio(ours, lambda: target.copy_(source), "cuda"), reach)
-        line(f"fused chain bf16 {size}", "torch.compile", ratio(ours, lambda: pointwise.compiled(*operands), "cuda"), 1.0)
-        line(f"fused chain bf16 {size}", "eager", ratio(ours, lambda: pointwise.eager(*operands), "cuda"), None)
-        if size == 8192:
-            eager_steps(operands)
+        chain_against_peers(size, reach)
+    eager_steps(8192)
 
 
-def eager_steps(operands: tuple[torch.Tensor, ...]) -> None:
+def copy_of(moved_bytes: int) -> Callable[[], object]:
+    """A copy that reads half of ``moved_bytes`` and writes the other half."""
+    source = torch.empty(moved_bytes // 2, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def matmul_against_cublas(size: int) -> None:
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    ours = matmul.Launch(a, b, kernel="persistent", tile=matmul.Tile(128, 256, 64, 8, 3))
+    value = ratio(ours, lambda: torch.matmul(a, b), "cuda")
+    line(f"matmul bf16 {size}, persistent 128x256x64", "torch.matmul", value, 0.97)
+
+
+def chain_operands(size: int) -> tuple[torch.Tensor, ...]:
+    return tuple(
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        for shape in ((size, size), (size,), (size,), (size, size))
+    )
+
+
+def chain_against_peers(size: int, reach: float) -> None:
+    x, bias, scale, residual = chain_operands(size)
+    ours = pointwise.Launch(x, bias, scale, residual)
+    pointwise.compile_chain(x, bias, scale, residual)
+    peers: dict[str, tuple[Callable[[], object], float | None]] = {
+        "copy of the same bytes": (copy_of(pointwise.compulsory_bytes(size, size, 2)), reach),
+        "torch.compile": (lambda: pointwise.compiled(x, bias, scale, residual), 1.0),
+        "eager": (lambda: pointwise.eager(x, bias, scale, residual), None),
+    }
+    for name, (peer, least) in peers.items():
+        line(f"fused chain bf16 {size}", name, ratio(ours, peer, "cuda"), least)
+
+
+def eager_steps(size: int) -> None:
     """Each operator of the eager chain against a copy of the bytes it must move."""
-    x, bias, scale, residual = operands
-    gelu = torch.nn.functional.gelu
-    steps = {
+    x, bias, scale, residual = chain_operands(size)
+    steps: dict[str, tuple[Callable[[], object], int]] = {
         "x + bias": (lambda: x + bias, 2),
-        "gelu(x)": (lambda: gelu(x, approximate="tanh"), 2),
+        "gelu(x)": (lambda: torch.nn.functional.gelu(x, approximate="tanh"), 2),
         "x * scale": (lambda: x * scale, 2),
         "x + residual": (lambda: x + residual, 3),
     }
     for name, (call, trips) in steps.items():
-        source = torch.empty(trips * x.nbytes // 2, dtype=torch.uint8, device="cuda").random_()
-        target = torch.empty_like(source)
-        line(f"  eager {name}", "copy of the same bytes", ratio(call, lambda: target.copy_(source), "cuda"), None)
+        line(f"  eager {name}", "copy of the same bytes", ratio(call, copy_of(trips * x.nbytes), "cuda"), None)
 
 
 def on_cpu() -> None:
@@ -89,7 +104,12 @@ def on_cpu() -> None:
     best = min(tiles, key=lambda tile: seconds(lambda: matmul.tiled_cpu(a, b, out, tile), "cpu"))
     naive = lambda: matmul.naive_cpu(a, b, out)  # noqa: E731
     tiled = lambda: matmul.tiled_cpu(a, b, out, best)  # noqa: E731
-    line(f"matmul fp32 {size}, tile {best.block_m}x{best.block_n}x{best.block_k}", "naive", ratio(tiled, naive, "cpu"), 4.0)
+    line(
+        f"matmul fp32 {size}, tile {best.block_m}x{best.block_n}x{best.block_k}",
+        "naive",
+        ratio(tiled, naive, "cpu"),
+        4.0,
+    )
     line("  the same", "torch.mm", ratio(tiled, lambda: torch.mm(a, b, out=out), "cpu"), None)
     x, residual = torch.randn(4096, 4096), torch.randn(4096, 4096)
     operands = (x, torch.randn(4096), torch.randn(4096), residual)

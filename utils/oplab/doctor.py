@@ -38,6 +38,7 @@ TEXT = {
     "no_torch_here": "not looked at: PyTorch is missing",
 }
 
+OLDEST_PYTHON = (3, 11)
 FOUND, OPTIONAL, MISSING = "✓", "–", "✗"
 
 
@@ -71,7 +72,7 @@ def print_report(findings: list[Finding]) -> int:
 
 def _python() -> Finding:
     version = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.version_info < (3, 11):
+    if sys.version_info[:2] < OLDEST_PYTHON:
         return Finding(MISSING, "Python", f"{version}: {TEXT['python_old']}")
     return Finding(FOUND, "Python", version)
 

@@ -17,8 +17,10 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -48,7 +50,7 @@ DTYPES = {
 }
 
 # Beside the measured values, never instead of them. B/s and FLOP/s.
-SPEC_SHEETS = {
+SPEC_SHEETS: dict[str, dict[str, float | str]] = {
     "NVIDIA H200": {"source": TEXT["datasheet"], "bandwidth": 4.8e12, "bf16": 989e12, "fp32": 67e12},
 }
 
@@ -271,19 +273,21 @@ def _cuda_peaks(dev: torch.device) -> list[_Step]:
         names.insert(1, "tf32")
     if not nvidia or capability >= (8, 0):
         names.append("bf16")
-    if (nvidia and capability >= (8, 9)) or (not nvidia and "gfx942" in torch.cuda.get_device_properties(dev).gcnArchName):
+    if (nvidia and capability >= (8, 9)) or (
+        not nvidia and "gfx942" in torch.cuda.get_device_properties(dev).gcnArchName
+    ):
         names.append("fp8")
-    return [(name, lambda name=name: _matmul_rate(dev, name, (4096, 8192))) for name in names]
+    return [(name, partial(_matmul_rate, dev, name, (4096, 8192))) for name in names]
 
 
 def _cpu_peaks() -> list[_Step]:
-    cpu = torch.device("cpu")
-    return [(name, lambda name=name: _matmul_rate(cpu, name, (2048,))) for name in ("fp32", "bf16")]
+    return [(name, partial(_matmul_rate, torch.device("cpu"), name, (2048,))) for name in ("fp32", "bf16")]
 
 
 def _matmul_rate(dev: torch.device, dtype: str, sizes: tuple[int, ...]) -> tuple[float, tuple[str, ...]]:
     """(FLOP/s, cautions): the best of square products of ``sizes`` through the vendor library."""
-    best, notes = 0.0, ()
+    best = 0.0
+    notes: tuple[str, ...] = ()
     for size in sizes:
         product = _vendor_product(dev, dtype, size)
         with tf32_allowed(dtype == "tf32"):
@@ -380,7 +384,7 @@ def _cpu_caches() -> dict[str, int]:
 
 
 def _cuda_limits(dev: torch.device) -> dict[str, float | str]:
-    p = torch.cuda.get_device_properties(dev)
+    p: Any = torch.cuda.get_device_properties(dev)  # its stub lacks some of the fields
     limits: dict[str, float | str] = {
         "compute_capability": f"{p.major}.{p.minor}",
         "sms": p.multi_processor_count,

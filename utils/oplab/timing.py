@@ -332,9 +332,7 @@ def device_lock(device: torch.device) -> Iterator[None]:
     key = device_uuid(device)
     with _registry_lock:
         in_process = _process_locks.setdefault(key, threading.RLock())
-        between = _file_locks.setdefault(
-            key, FileLock(lock_folder() / f"{key}.lock", mode=0o666, thread_local=False)
-        )
+        between = _file_locks.setdefault(key, FileLock(lock_folder() / f"{key}.lock", mode=0o666, thread_local=False))
     waiting = TEXT["waiting"].format(device=device_name(device))
     _acquire(lambda limit: in_process.acquire(timeout=limit), waiting)
     try:

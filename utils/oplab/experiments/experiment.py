@@ -54,12 +54,15 @@ class Knob:
         return self.cpu_default if source == LIVE_CPU else self.default
 
     def canonical(self, value: object, source: str) -> object:
-        if self.check is not None:
-            return self.check(self, value, source)
-        if value not in self.choices(source):
-            have = ", ".join(map(str, self.choices(source)))
-            raise ValueError(TEXT["choice"].format(label=self.name, value=value, have=have))
-        return value
+        return (self.check or offered)(self, value, source)
+
+
+def offered(knob: Knob, value: object, source: str) -> object:
+    """A check for knobs with a fixed list: one of the values that an explorer offers."""
+    if value not in knob.choices(source):
+        have = ", ".join(map(str, knob.choices(source)))
+        raise ValueError(TEXT["choice"].format(label=knob.name, value=value, have=have))
+    return value
 
 
 def whole_number(knob: Knob, value: object, source: str, least: int = 1) -> int:
@@ -80,18 +83,18 @@ def block_size(knob: Knob, value: object, source: str) -> int:
 
 
 _DTYPE_ALIASES = {
-    "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8",
-}  # fmt: skip
+    "float32": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8",
+}
 
 
 def dtype_name(knob: Knob, value: object, source: str) -> str:
     """A check for dtypes: "bf16", "bfloat16" and torch.bfloat16 are one."""
     name = str(value).removeprefix("torch.")
-    name = _DTYPE_ALIASES.get(name, name)
-    if name not in knob.choices(source):
-        have = ", ".join(map(str, knob.choices(source)))
-        raise ValueError(TEXT["choice"].format(label=knob.name, value=value, have=have))
-    return name
+    return str(offered(knob, _DTYPE_ALIASES.get(name, name), source))
 
 
 class Experiment:
@@ -185,7 +188,9 @@ class Experiment:
             if name not in have:
                 close = difflib.get_close_matches(name, have, 1)
                 hint = f" Did you mean {close[0]!r}?" if close else ""
-                raise TypeError(TEXT["no_knob"].format(experiment=self.name, name=name, have=", ".join(have), hint=hint))
+                raise TypeError(
+                    TEXT["no_knob"].format(experiment=self.name, name=name, have=", ".join(have), hint=hint)
+                )
 
     def _read(self, setting: dict, name: str) -> Result:
         try:

@@ -8,7 +8,7 @@ from itertools import product
 
 import torch
 
-from oplab.experiments.experiment import Experiment, Knob, dtype_name, whole_number
+from oplab.experiments.experiment import Experiment, Knob, dtype_name, offered, whole_number
 from oplab.experiments.live import Cost, Work, trial
 from oplab.experiments.result import Result
 from oplab.kernels import pointwise
@@ -22,23 +22,29 @@ TEXT = {
     "fused": "eager: four PyTorch operators. compiled: torch.compile. triton: one kernel by hand. "
     "numba: one loop by hand, on the CPU.",
     "baseline": "eager",
+    "triton_here": "fused: the Triton kernel runs on a GPU; on a CPU the kernel by hand is 'numba'",
+    "numba_here": "fused: the numba kernel runs on a CPU; on a GPU the kernel by hand is 'triton'",
 }
+
+
+SIZES = (512, 1024, 2048, 4096, 8192, 16384)
+WAYS = ("eager", "compiled", "triton")
+
+
+def _way(knob: Knob, value: object, source: str) -> object:
+    if value not in knob.choices(source) and value in ("triton", "numba"):
+        raise ValueError(TEXT["triton_here" if value == "triton" else "numba_here"])
+    return offered(knob, value, source)
 
 
 class Fusion(Experiment):
     name = "fusion"
     title = TEXT["title"]
     knobs = (
-        Knob(
-            "size", "size", TEXT["size"], (512, 1024, 2048, 4096, 8192, 16384), 8192, (512, 1024, 2048, 4096), 4096,
-            whole_number,
-        ),  # fmt: skip
+        Knob("size", "size", TEXT["size"], SIZES, 8192, SIZES[:4], 4096, whole_number),
         Knob("dtype", "dtype", TEXT["dtype"], ("bf16", "fp16", "fp32"), "bf16", ("fp32",), "fp32", dtype_name),
-        Knob(
-            "fused", "fused", TEXT["fused"], ("eager", "compiled", "triton"), "eager",
-            ("eager", "compiled", "numba"), "eager",
-        ),  # fmt: skip
-    )  # fmt: skip
+        Knob("fused", "fused", TEXT["fused"], WAYS, "eager", ("eager", "compiled", "numba"), "eager", _way),
+    )
 
     def measure(self, knobs: dict, source: str, device: torch.device) -> Result:
         size, dtype = knobs["size"], knobs["dtype"]
@@ -72,11 +78,12 @@ def _make_work(size: int, dtype: str, device: torch.device) -> Work:
 
 
 def _candidate(fused: str, work: Work) -> Callable[[], torch.Tensor]:
+    x, bias, scale, residual = work.inputs
     calls: dict[str, Callable[[], Callable[[], torch.Tensor]]] = {
         "eager": lambda: partial(pointwise.eager, *work.inputs),
         "compiled": lambda: partial(pointwise.compiled, *work.inputs),
-        "triton": lambda: pointwise.Launch(*work.inputs, work.output),
-        "numba": lambda: partial(pointwise.fused_cpu, *work.inputs, work.output),
+        "triton": lambda: pointwise.Launch(x, bias, scale, residual, work.output),
+        "numba": lambda: partial(pointwise.fused_cpu, x, bias, scale, residual, work.output),
     }
     return _Counted(fused, calls[fused](), work)
 

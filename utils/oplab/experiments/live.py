@@ -134,9 +134,7 @@ def trial(
         share = roofline.bandwidth_share(cost.nbytes, seconds, work.copy_bandwidth)
         result = replace(result, bandwidth_fraction=share)
     cold_bytes = cost.nbytes if device.type == "cuda" else 0  # a warm CPU cache is faster than memory, honestly
-    faster = roofline.faster_than_ceiling(
-        seconds, ceilings, nbytes=cold_bytes, flops=cost.flops, dtype=cost.peak_dtype
-    )
+    faster = roofline.faster_than_ceiling(seconds, ceilings, nbytes=cold_bytes, flops=cost.flops, dtype=cost.peak_dtype)
     return result.failed(SUSPECT, faster) if faster else result
 
 
@@ -212,7 +210,7 @@ def _resources(call: Any) -> dict[str, float]:
     return resources
 
 
-def _explain(result: Result, error: Exception) -> Result:
+def _explain(result: Result, error: Any) -> Result:
     """The status and the sentence for whatever a setting raised."""
     kind, text = type(error).__name__, str(error).strip()
     first = text.splitlines()[0] if text else kind

@@ -54,9 +54,7 @@ def record(
 
     def keep() -> None:
         today = datetime.date.today().isoformat()
-        recordings.save(
-            path, experiment=experiment.name, machine=here, date=today, commit=_commit(), results=done
-        )
+        recordings.save(path, experiment=experiment.name, machine=here, date=today, commit=_commit(), results=done)
 
     saved = time.monotonic()
     try:

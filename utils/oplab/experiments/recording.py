@@ -108,9 +108,7 @@ def _parse(data: dict) -> Recording:
     return Recording(data["experiment"], machine, data["versions"], data["date"], data["commit"], results)
 
 
-def save(
-    path: Path, *, experiment: str, machine: Machine, date: str, commit: str, results: Iterable[Result]
-) -> None:
+def save(path: Path, *, experiment: str, machine: Machine, date: str, commit: str, results: Iterable[Result]) -> None:
     """Write a recording, one line per setting so that a diff is readable; all of it or nothing."""
     head = {
         "schema": SCHEMA,

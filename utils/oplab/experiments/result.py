@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from oplab.timing import seconds as readable_seconds
 
@@ -41,7 +42,7 @@ class Result:
     """
 
     experiment: str
-    knobs: dict[str, object]
+    knobs: dict[str, Any]
     source: str
     machine: str
     date: str
@@ -99,11 +100,11 @@ class Result:
         if self.seconds is None:
             return f"{self.experiment}: {knobs}\n  {self.status}: {self.reason} [{self.label}]"
         text = f"{self.experiment}: {knobs}\n  {readable_seconds(self.seconds)}"
-        if self.flops_fraction is not None:
+        if self.rate is not None and self.flops_fraction is not None:
             text += f", {self.rate / 1e12:.3g} TFLOP/s = {self.flops_fraction:.0%} of the measured peak"
         if self.bandwidth_fraction is not None:
             text += f", {self.bandwidth_fraction:.0%} of a copy of the same bytes"
-        if self.speedup is not None:
+        if self.baseline_seconds is not None and self.speedup is not None:
             text += f"\n  {self.baseline}: {readable_seconds(self.baseline_seconds)} ({self.speedup:.3g} x)"
         text += "".join(f"\n  {note}" for note in self.notes)
         text += "" if self.ok else f"\n  {self.status}: {self.reason}"

@@ -73,9 +73,7 @@ class Tiles(Experiment):
     def compile(self, knobs: dict) -> None:
         # Small operands: what is compiled depends on dtype and divisibility, not on the size.
         a, b, out = (torch.empty(256, 256, dtype=DTYPES[knobs["dtype"]], device="cuda") for _ in range(3))
-        matmul.Launch(
-            a, b, out, kernel=knobs["kernel"], tile=_tile(knobs), tf32=knobs["dtype"] == "tf32"
-        ).compile()
+        matmul.Launch(a, b, out, kernel=knobs["kernel"], tile=_tile(knobs), tf32=knobs["dtype"] == "tf32").compile()
 
     def distinct_kernels(self, settings: list[dict]) -> list[dict]:
         kernels = {tuple((k, v) for k, v in knobs.items() if k != "size"): knobs for knobs in settings}
@@ -130,7 +128,6 @@ def _candidate(knobs: dict, work: Work):  # type: ignore[no-untyped-def]
         call = matmul.Launch(
             a, b, work.output, kernel=knobs["kernel"], tile=_tile(knobs), tf32=knobs["dtype"] == "tf32"
         )
-        call.resources = {"tiles": call.tiles, "waves": call.tiles / call.multiprocessors}
         return call
     if knobs["kernel"] == "naive":
         return partial(matmul.naive_cpu, a, b, work.output)

@@ -178,15 +178,14 @@ ON_GPU = (no_sync, no_warmup, cache_hot, zeros, cold_clocks, noise, side_stream)
 ON_CPU = (no_warmup, cache_hot, zeros, cold_clocks, noise, fresh_pages)
 
 
+def _names(traps: tuple[Callable, ...]) -> tuple[str, ...]:
+    return tuple(trap.__name__ for trap in traps)
+
+
 class Traps(Experiment):
     name = "traps"
     title = TEXT["title"]
-    knobs = (
-        Knob(
-            "trap", "trap", TEXT["trap"],
-            tuple(f.__name__ for f in ON_GPU), "no_sync", tuple(f.__name__ for f in ON_CPU), "no_warmup",
-        ),
-    )  # fmt: skip
+    knobs = (Knob("trap", "trap", TEXT["trap"], _names(ON_GPU), "no_sync", _names(ON_CPU), "no_warmup"),)
 
     def measure(self, knobs: dict, source: str, device: torch.device) -> Result:
         trap = next(f for f in ON_GPU + ON_CPU if f.__name__ == knobs["trap"])

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 import torch
 
-from oplab.kernels.on_cpu import split_rows
+from oplab.kernels.on_cpu import REORDER, split_rows
 from oplab.kernels.triton_or_not import tl, triton
 
 # What people read, in one place.
@@ -147,8 +147,9 @@ class Launch:
         self.compiled: Any = None
         self.tiles = -(-M // tile.block_m) * -(-N // tile.block_n)
         self.multiprocessors = _multiprocessors(a.device)
+        self.resources: dict[str, float] = {"tiles": self.tiles, "waves": self.tiles / self.multiprocessors}
         self.empty = self.tiles == 0
-        self.options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        self.options: dict[str, int | str] = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
         self.options |= {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k}
         self.options |= {"GROUP_M": tile.group_m, "PRECISION": "tf32" if tf32 else "ieee"}
         self.sizes = (M, N, K)
@@ -206,7 +207,7 @@ def check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
 # --- CPU: the same loop with and without tiles ----------------------------------------------------
 
 
-@numba.njit(nogil=True, fastmath=True, cache=True)
+@numba.njit(nogil=True, fastmath=REORDER, cache=True)
 def _naive_rows(a, b, c, first, last):  # type: ignore[no-untyped-def]
     """Rows [first, last) of C by the definition. The inner loop walks down a column of B."""
     for i in range(first, last):
@@ -217,7 +218,7 @@ def _naive_rows(a, b, c, first, last):  # type: ignore[no-untyped-def]
             c[i, j] = total
 
 
-@numba.njit(nogil=True, fastmath=True, cache=True)
+@numba.njit(nogil=True, fastmath=REORDER, cache=True)
 def _tiled_rows(a, b, c, block_m, block_n, block_k, first, last):  # type: ignore[no-untyped-def]
     """Rows [first, last) of C, tile by tile: a block of B is used block_m times while it is in cache."""
     n_cols, n_inner = b.shape[1], a.shape[1]

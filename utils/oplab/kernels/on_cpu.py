@@ -13,6 +13,10 @@ from functools import cache
 
 import torch
 
+# What numba may do to sums: reorder and fuse them, so that they vectorise. Not the rest of "fastmath",
+# which also lets the compiler assume that NaN and infinity never occur.
+REORDER = {"reassoc", "contract", "nsz", "arcp"}
+
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:

@@ -27,13 +27,11 @@ class _StandIn:
         raise TritonMissing(TEXT["missing"])
 
 
-triton: Any
-tl: Any
 try:
     import triton
     import triton.language as tl
 
     HAVE_TRITON = True
 except ImportError:
-    triton = tl = _StandIn()
+    triton = tl = _StandIn()  # type: ignore[assignment]
     HAVE_TRITON = False

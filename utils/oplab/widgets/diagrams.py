@@ -15,14 +15,13 @@ from oplab.timing import seconds
 # What people read, in one place.
 TEXT = {
     "tile": "One program computes one tile of C. Step by step it reads a strip of A and a strip of B.",
-    "tile_alt": "Matrix product: a block_m x block_n tile of C, the block_m rows of A and block_n columns of B that it needs.",
+    "tile_alt": "A block_m x block_n tile of C, the block_m rows of A and the block_n columns of B that it needs.",
     "memory": "memory",
-    "chip": "chip",
     "eager": "four operators: 9 trips of one array through memory",
     "fused": "one fused kernel: 3 trips",
     "ladder": "TFLOP/s",
-    "waves": "time of one product over its size: steps appear when the number of tiles passes a multiple of the SMs",
-    "waves_x": "size (tiles)",
+    "wave": "{wave} wave: {sms} SMs × {per_sm} ",
+    "waves_x": "tiles of C (beside each point: the size of the product)",
 }
 
 
@@ -77,7 +76,9 @@ def _operator(axes: Axes, x: float, name: str, reads: int, writes: int) -> None:
         at = x - 0.35 + 1.0 * lane / max(lanes - 1, 1)
         up = lane < reads
         ends = ((at, 0.55), (at, 1.95)) if up else ((at, 1.95), (at, 0.55))
-        axes.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=11, color=BLUE if up else ORANGE, linewidth=1.6))
+        axes.add_patch(
+            FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=11, color=BLUE if up else ORANGE, linewidth=1.6)
+        )
 
 
 def ladder(rungs: Sequence[tuple[str, Result]], top: tuple[str, float] | None = None) -> Picture:
@@ -88,7 +89,7 @@ def ladder(rungs: Sequence[tuple[str, Result]], top: tuple[str, float] | None = 
     with drawing.lock:
         figure, axes = new_figure(6.8, 0.42 * len(rows) + 0.5)
         most = max(rate for _, rate in rows)
-        for row, (name, rate) in enumerate(rows):
+        for row, (_, rate) in enumerate(rows):
             last = top is not None and row == len(rows) - 1
             axes.barh(row, rate, color=ORANGE if last else BLUE, height=0.62)
             axes.text(rate + 0.01 * most, row, f"{rate:,.3g}", va="center", fontsize=9, color=INK)
@@ -99,24 +100,28 @@ def ladder(rungs: Sequence[tuple[str, Result]], top: tuple[str, float] | None = 
         return Picture(to_png(figure), text)
 
 
-def waves(results: Iterable[Result], sms: int) -> Picture:
-    """Time over size for one tile, with the number of tiles: the tail of a half-empty last wave."""
+def waves(results: Iterable[Result], sms: int, per_sm: int) -> Picture:
+    """Time over the number of tiles, ``per_sm`` of which run on an SM at once: steps where a wave begins."""
+    places = sms * per_sm
     ran = sorted((r for r in results if r.seconds), key=lambda r: r.knobs["size"])
     with drawing.lock:
         figure, axes = new_figure(6.8, 3.0)
         for r in ran:
             tiles = int(r.resources["tiles"])
-            colour = (BLUE, ORANGE, GREEN, SKY)[(-(-tiles // sms) - 1) % 4]
+            colour = (BLUE, ORANGE, GREEN, SKY)[(-(-tiles // places) - 1) % 4]
             axes.plot(tiles, 1e6 * (r.seconds or 0), "o", color=colour, markersize=7)
-            axes.annotate(str(r.knobs["size"]), (tiles, 1e6 * (r.seconds or 0)), xytext=(0, 7), textcoords="offset points",
-                          ha="center", fontsize=8, color=INK)  # fmt: skip
+            beside = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "fontsize": 8, "color": INK}
+            axes.annotate(str(r.knobs["size"]), (tiles, 1e6 * (r.seconds or 0)), **beside)
         most = max(r.resources["tiles"] for r in ran)
-        for wave in range(1, int(most // sms) + 1):
-            axes.axvline(wave * sms, color=FAINT, linestyle="--", linewidth=1)
-            axes.text(wave * sms, 0.5, f" {wave} × {sms} SMs", fontsize=8, color=FAINT, va="bottom")
+        for wave in range(1, int(most // places) + 1):
+            axes.axvline(wave * places, color=FAINT, linestyle="--", linewidth=1)
+            label = TEXT["wave"].format(wave=wave, sms=sms, per_sm=per_sm)
+            axes.text(wave * places, 0.5, label, fontsize=8, color=FAINT, va="bottom", ha="right")
         axes.set_ylim(0, None)
-        axes.set_xlabel("tiles of C", fontsize=9, color=INK)
+        axes.set_xlabel(TEXT["waves_x"], fontsize=9, color=INK)
         axes.set_ylabel("µs", fontsize=9, color=INK)
         axes.grid(True, axis="y", color="#DDDDDD", linewidth=0.6)
-        text = "; ".join(f"size {r.knobs['size']}: {r.resources['tiles']:.0f} tiles, {seconds(r.seconds or 0)}" for r in ran)
+        text = "; ".join(
+            f"size {r.knobs['size']}: {r.resources['tiles']:.0f} tiles, {seconds(r.seconds or 0)}" for r in ran
+        )
         return Picture(to_png(figure), text)

@@ -62,7 +62,8 @@ def _tiles_remark(result: Result) -> str:
 def _tiles_pictures(explorer: Explorer, result: Result) -> list[bytes]:
     beside = {name: value for name, value in result.knobs.items() if name not in ("block_m", "block_n")}
     rows, columns = (
-        next(knob for knob in TILES.knobs if knob.name == name).choices(result.source) for name in ("block_m", "block_n")
+        next(knob for knob in TILES.knobs if knob.name == name).choices(result.source)
+        for name in ("block_m", "block_n")
     )
     return [pictures.rate_bars(result), pictures.tile_map(explorer.seen(**beside), rows, columns, result)]
 

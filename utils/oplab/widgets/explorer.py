@@ -20,7 +20,7 @@ import ipywidgets as w
 import torch
 
 from oplab import timing
-from oplab.experiments import LIVE_CPU, LIVE_GPU, RECORDED, Experiment, RecordingError, Result
+from oplab.experiments import LIVE_CPU, LIVE_GPU, RECORDED, Experiment, Recording, RecordingError, Result
 from oplab.experiments.experiment import DEFAULT_RECORDING
 from oplab.experiments.recording import names as recording_names
 from oplab.machine import cpu_name
@@ -46,7 +46,7 @@ TEXT = {
 }
 
 STYLE = """<style>
-.oplab-picture { max-width: 100%; height: auto; }
+.oplab-picture { max-width: 100%; height: auto; align-self: flex-start; margin-right: 24px; }
 body[data-jp-theme-light="false"] .oplab-picture { filter: invert(0.93) hue-rotate(180deg); }
 .oplab-headline { font-size: 1.15em; line-height: 1.4; }
 .oplab-headline b { font-size: 1.25em; }
@@ -92,7 +92,8 @@ class Explorer:
     def request(self) -> None:
         """Ask for the setting that the knobs show."""
         self._token += 1
-        token, source, name = self._token, *self.source.value
+        token = self._token
+        source, name = self.source.value
         knobs = {knob.name: self.controls[knob.name].value for knob in self.experiment.knobs_of(source)}
         self._say(TEXT["asked"])
         threading.Thread(target=self._guard, args=(self._answer, token, source, name, knobs), daemon=True).start()
@@ -129,10 +130,12 @@ class Explorer:
         for image, png in zip(self.images, pictures, strict=True):
             image.value = png
         label = escape(result.label)
-        self.headline.value = f"<div class='oplab-headline'>{self.view.headline(result)}</div><div class='oplab-quiet'>{label}</div>"
+        self.headline.value = (
+            f"<div class='oplab-headline'>{self.view.headline(result)}</div><div class='oplab-quiet'>{label}</div>"
+        )
         said = [result.reason] if result.reason else []
-        said += [note for note in (self.view.remark(result), *result.notes) if note]
-        self.reason.value = "".join(f"<div class='oplab-reason'>{escape(line)}</div>" for line in said)
+        warnings = "".join(f"<div class='oplab-reason'>{escape(line)}</div>" for line in [*said, *result.notes])
+        self.reason.value = f"<div class='oplab-quiet'>{escape(self.view.remark(result))}</div>{warnings}"
         self.table.value = self._history_table()
         self._say(TEXT["done"] if result.ok else TEXT["failed"])
 
@@ -143,14 +146,21 @@ class Explorer:
         """
         found: list[Result] = []
         source, name = self.source.value
-        if self.reveal.value and name:
-            found += self.experiment.recording(name).where(**knobs)
+        if self.reveal.value and (recording := self._recording(name)):
+            found += recording.where(**knobs)
         mine = [r for r in self.results.values() if all(r.knobs.get(k) == v for k, v in knobs.items())]
         # A CPU's numbers and a GPU's do not belong in one picture.
         same_kind = [r for r in mine if (r.source == LIVE_CPU) == (source == LIVE_CPU)]
         return found + sorted(same_kind, key=lambda r: r.source != RECORDED)
 
     # -- the frame
+
+    def _recording(self, name: str) -> Recording | None:
+        """The recording; None where there is none or it cannot be read, which the answer then says."""
+        try:
+            return self.experiment.recording(name) if name else None
+        except RecordingError:
+            return None
 
     def _build(self) -> None:
         self.source = w.Dropdown(
@@ -159,7 +169,11 @@ class Explorer:
         )  # fmt: skip
         self.source.observe(self._guarded(lambda change: self._source_changed()), "value")
         self.reveal = w.Checkbox(
-            value=False, description=TEXT["reveal"], tooltip=TEXT["reveal_help"], indent=False, layout={"width": "180px"}
+            value=False,
+            description=TEXT["reveal"],
+            tooltip=TEXT["reveal_help"],
+            indent=False,
+            layout={"width": "180px"},
         )
         self.reveal.observe(self._guarded(lambda change: self._redraw()), "value")
         self.controls: dict[str, w.Widget] = {}
@@ -190,8 +204,8 @@ class Explorer:
         self.controls = {}
         for knob in self.experiment.knobs_of(source):
             choices = knob.choices(source)
-            if source == RECORDED:
-                recorded = self.experiment.recording(name).values(knob.name)
+            if source == RECORDED and (recording := self._recording(name)):
+                recorded = recording.values(knob.name)
                 choices = tuple(value for value in choices if value in recorded) or tuple(recorded)
             kept = before.get(knob.name, defaults[knob.name])
             value = next(v for v in (kept, defaults[knob.name], choices[0]) if v in choices)
@@ -225,7 +239,6 @@ class Explorer:
                 self._show(self.current)
 
     def _say(self, state: str) -> None:
-        source, _ = self.source.value
         mark = {TEXT["done"]: "●", TEXT["failed"]: "▲"}.get(state, "○")
         self.state.value = f"<span class='oplab-state' role='status'>{mark} {escape(state)}</span>"
 

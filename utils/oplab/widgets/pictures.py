@@ -133,7 +133,8 @@ def time_bars(results: list[Result], now: Result) -> bytes:
                       linewidth=2.5 if current else 1.5)  # fmt: skip
             moved = result.resources.get("bytes_moved", result.nbytes)
             kernels = int(result.resources.get("kernels", 1))
-            name = f"{result.knobs['fused']}: {seconds(spent)}, {kernels} kernel{'s' if kernels > 1 else ''}, {moved / 1e9:.3g} GB"
+            count = f"{kernels} kernel" if kernels == 1 else f"{kernels} kernels"
+            name = f"{result.knobs['fused']}: {seconds(spent)}, {count}, {moved / 1e9:.3g} GB"
             paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # over the line of the copy
             axes.text(0, row + 0.29, name, fontsize=9, color=INK, va="bottom", bbox=paper, zorder=3)
         shares = [r for r in ran if r.bandwidth_fraction]
@@ -156,13 +157,18 @@ def share_by_size(results: Iterable[Result], now: Result) -> bytes:
             return _empty(figure, axes)
         axes.axhline(100, color=FAINT, linewidth=1)
         for kind in dict.fromkeys(r.knobs["fused"] for r in ran):
-            points = sorted((r.knobs["size"], 100 * (r.bandwidth_fraction or 0), r) for r in ran if r.knobs["fused"] == kind)
+            points = sorted(
+                (r.knobs["size"], 100 * (r.bandwidth_fraction or 0), r) for r in ran if r.knobs["fused"] == kind
+            )
             colour = colours[kind]
             axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, linewidth=1.2)
             for size, share, result in points:
-                axes.plot(size, share, "o", markersize=9 if result.knobs == now.knobs else 6, markeredgecolor=colour,
-                          markerfacecolor=colour if result.source != RECORDED else "white", markeredgewidth=1.6)  # fmt: skip
-            axes.annotate(kind, points[-1][:2], xytext=(8, 0), textcoords="offset points", fontsize=9, color=colour, va="center")
+                face = colour if result.source != RECORDED else "white"
+                side = 9 if result.knobs == now.knobs else 6
+                axes.plot(size, share, "o", markersize=side, mec=colour, mfc=face, mew=1.6)
+            axes.annotate(
+                kind, points[-1][:2], xytext=(8, 0), textcoords="offset points", fontsize=9, color=colour, va="center"
+            )
         sizes = sorted({r.knobs["size"] for r in ran})
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])
