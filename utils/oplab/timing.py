@@ -232,7 +232,7 @@ def _throttle_watch(device: torch.device) -> Iterator[Callable[[], tuple[str, ..
 
 # A NaN with a payload that no arithmetic produces, so that a genuine NaN result is not mistaken
 # for an unwritten element; integers get an unlikely value.
-_POISON_BITS = {1: 0x5B, 2: 0x7FA5, 4: 0x7FA5A5A5, 8: 0x7FA5A5A5A5A5A5A5}
+_POISON_BITS = {1: 0x5B, 2: 0x7FA5, 4: 0x7FA5A5A5, 8: 0x7FF5A5A5A5A5A5A5}
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -154,7 +154,7 @@ def _chain_rows(x, bias, scale, residual, y, first, last):  # type: ignore[no-un
     vectorised. The coefficients are those of Eigen's float tanh (Eigen/src/Core/MathFunctionsImpl.h),
     good to a few units in the last place on [-7.9, 7.9], beyond which tanh is 1 in float32.
     """
-    half, cubic, root = np.float32(0.5), np.float32(0.044715), np.float32(0.7978845608028654)
+    half, one, cubic, root = np.float32(0.5), np.float32(1.0), np.float32(0.044715), np.float32(0.7978845608028654)
     limit = np.float32(7.90531110763549805)
     a1, a3, a5 = np.float32(4.89352455891786e-03), np.float32(6.37261928875436e-04), np.float32(1.48572235717979e-05)
     a7, a9 = np.float32(5.12229709037114e-08), np.float32(-8.60467152213735e-11)
@@ -165,12 +165,13 @@ def _chain_rows(x, bias, scale, residual, y, first, last):  # type: ignore[no-un
         x_row, residual_row, y_row = x[i], residual[i], y[i]
         for j in range(x.shape[1]):
             v = x_row[j] + bias[j]
-            u = root * (v + cubic * v * v * v)
-            u = min(max(u, -limit), limit)
+            full = root * (v + cubic * v * v * v)
+            u = min(max(full, -limit), limit)
             s = u * u
             top = u * (a1 + s * (a3 + s * (a5 + s * (a7 + s * (a9 + s * (a11 + s * a13))))))
             bottom = b0 + s * (b2 + s * (b4 + s * b6))
-            y_row[j] = half * v * (np.float32(1.0) + top / bottom) * scale[j] + residual_row[j]
+            t = one if full > limit else (-one if full < -limit else top / bottom)
+            y_row[j] = half * v * (one + t) * scale[j] + residual_row[j]
 
 
 def fused_cpu(

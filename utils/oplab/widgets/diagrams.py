@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Rectangle
@@ -110,7 +111,13 @@ def waves(results: Iterable[Result], sms: int, per_sm: int) -> Picture:
             tiles = int(r.resources["tiles"])
             colour = (BLUE, ORANGE, GREEN, SKY)[(-(-tiles // places) - 1) % 4]
             axes.plot(tiles, 1e6 * (r.seconds or 0), "o", color=colour, markersize=7)
-            beside = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "fontsize": 8, "color": INK}
+            beside: dict[str, Any] = {
+                "xytext": (0, 7),
+                "textcoords": "offset points",
+                "ha": "center",
+                "fontsize": 8,
+                "color": INK,
+            }
             axes.annotate(str(r.knobs["size"]), (tiles, 1e6 * (r.seconds or 0)), **beside)
         most = max(r.resources["tiles"] for r in ran)
         for wave in range(1, int(most // places) + 1):

@@ -75,7 +75,7 @@ class Explorer:
         self.results: dict[tuple, Result] = {}  # the latest answer per source and setting
         self.history: list[Result] = []
         self.current: Result | None = None
-        self._token = 0
+        self._token = self._answered = 0
         self._changing = False  # knobs are being rebuilt: their events are ours, not the learner's
         self._publishing = threading.Lock()
         self._build()
@@ -91,11 +91,12 @@ class Explorer:
 
     def request(self) -> None:
         """Ask for the setting that the knobs show."""
-        self._token += 1
-        token = self._token
+        with self._publishing:  # an older answer is either on the page already or will find that it is old
+            self._token += 1
+            token = self._token
+            self._say(TEXT["asked"])
         source, name = self.source.value
         knobs = {knob.name: self.controls[knob.name].value for knob in self.experiment.knobs_of(source)}
-        self._say(TEXT["asked"])
         threading.Thread(target=self._guard, args=(self._answer, token, source, name, knobs), daemon=True).start()
 
     # -- off the comm thread
@@ -115,29 +116,34 @@ class Explorer:
                 result = self.experiment.run(source=source, recording=name or DEFAULT_RECORDING, **knobs)
         except timing.Withdrawn:
             return
+        self._show(result, token)
+
+    def _show(self, result: Result, token: int) -> None:
+        """Draw, then put everything on the page at once, unless the knobs have moved on meanwhile."""
         with self._publishing:
-            self._keep(result)
-            if token == self._token:
-                self._show(result)
-
-    def _keep(self, result: Result) -> None:
-        self.results[(result.source, *sorted(result.knobs.items()))] = result
-        self.history = [result, *self.history][:HISTORY]
-
-    def _show(self, result: Result) -> None:
-        self.current = result
+            self.results[(result.source, *sorted(result.knobs.items()))] = result
+            if result is not self.current:
+                self.history = [result, *self.history][:HISTORY]
+        if token != self._token:
+            return
         pictures = self.view.pictures(self, result)
-        for image, png in zip(self.images, pictures, strict=True):
-            image.value = png
-        label = escape(result.label)
-        self.headline.value = (
-            f"<div class='oplab-headline'>{self.view.headline(result)}</div><div class='oplab-quiet'>{label}</div>"
-        )
-        said = [result.reason] if result.reason else []
-        warnings = "".join(f"<div class='oplab-reason'>{escape(line)}</div>" for line in [*said, *result.notes])
-        self.reason.value = f"<div class='oplab-quiet'>{escape(self.view.remark(result))}</div>{warnings}"
-        self.table.value = self._history_table()
-        self._say(TEXT["done"] if result.ok else TEXT["failed"])
+        warnings = [line for line in (result.reason, *result.notes) if line]
+        with self._publishing:
+            if token != self._token:
+                return
+            self.current = result
+            for image, png in zip(self.images, pictures, strict=True):
+                image.value = png
+            self.headline.value = (
+                f"<div class='oplab-headline'>{self.view.headline(result)}</div>"
+                f"<div class='oplab-quiet'>{escape(result.label)}</div>"
+            )
+            self.reason.value = f"<div class='oplab-quiet'>{escape(self.view.remark(result))}</div>" + "".join(
+                f"<div class='oplab-reason'>{escape(line)}</div>" for line in warnings
+            )
+            self.table.value = self._history_table()
+            self._say(TEXT["done"] if result.ok else TEXT["failed"])
+            self._answered = token
 
     def seen(self, **knobs: object) -> list[Result]:
         """Answers of this session whose knobs have these values; with "show all", the recorded ones too.
@@ -234,9 +240,8 @@ class Explorer:
         self.request()
 
     def _redraw(self) -> None:
-        if self.current is not None:
-            with self._publishing:
-                self._show(self.current)
+        if self.current is not None and self._answered == self._token:  # else the coming answer draws
+            self._show(self.current, self._token)
 
     def _say(self, state: str) -> None:
         mark = {TEXT["done"]: "●", TEXT["failed"]: "▲"}.get(state, "○")
@@ -268,15 +273,17 @@ class Explorer:
             self.errors.append(error)
             last = traceback.extract_tb(error.__traceback__)[-1]
             text = TEXT["error"].format(error=f"{type(error).__name__}: {error} ({last.name}, line {last.lineno})")
-            self.reason.value = f"<div class='oplab-reason'>{escape(text)}</div>"
-            self._say(TEXT["failed"])
+            with self._publishing:
+                self.reason.value = f"<div class='oplab-reason'>{escape(text)}</div>"
+                self._say(TEXT["failed"])
+                self._answered = self._token
 
     # -- on the page
 
     def wait(self, timeout: float = 60.0) -> Result | None:
         """Until the latest request is answered; for scripts and tests. TimeoutError after ``timeout`` seconds."""
         end = time.monotonic() + timeout
-        while not any(mark in self.state.value for mark in ("●", "▲")):
+        while self._answered != self._token:
             if time.monotonic() > end:
                 raise TimeoutError(f"no answer within {timeout} s; last state: {self.state.value}")
             time.sleep(0.02)
