@@ -136,7 +136,10 @@ def noise(device: torch.device) -> Reading:
     stop = threading.Event()
 
     def compete() -> None:
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        stream = None
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # a new thread has no context yet
+            stream = torch.cuda.Stream(device)
         with torch.cuda.stream(stream):
             while not stop.is_set():
                 other()

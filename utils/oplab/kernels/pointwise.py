@@ -74,11 +74,11 @@ def chain_kernel(
     BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows of BLOCK_N columns; every element is read once and written once."""
-    cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     inside = cols < N
     bias = tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(scale_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    first = tl.program_id(1) * ROWS
+    first = tl.program_id(0) * ROWS
     for i in tl.static_range(ROWS):
         row = (first + i).to(tl.int64)  # 64-bit: M * stride may pass 2^31
         live = inside & (row < M)
@@ -120,7 +120,8 @@ class Launch:
         M, N = x.shape
         self.sizes = (M, N, x.stride(0), residual.stride(0), self.out.stride(0))
         self.options = {"BLOCK_N": block.block_n, "ROWS": block.rows, "num_warps": block.num_warps}
-        self.grid = (-(-N // block.block_n), -(-M // block.rows))
+        # Rows first: a grid's second and third axes end at 65,535.
+        self.grid = (-(-M // block.rows), -(-N // block.block_n))
 
     def __call__(self) -> torch.Tensor:
         if self.out.numel():
