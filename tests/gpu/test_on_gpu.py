@@ -139,3 +139,4 @@ def test_traps_live():
     for trap in TRAPS.knobs[0].gpu:
         assert TRAPS.run(source=LIVE_GPU, trap=trap).ok
     assert TRAPS.run(source=LIVE_GPU, trap="no_sync").speedup > 3
+    assert TRAPS.run(source=LIVE_GPU, trap="noise").speedup < 0.95

@@ -64,16 +64,14 @@ def plot(machine: Machine, points: Sequence[tuple[str, float, float]] = ()) -> d
     with drawing.lock:
         figure, axes = drawing.new_figure(6.4, 4.0)
         lowest, highest = 2.0**-4, 2.0**12
-        shown: list[float] = []
         for colour, (dtype, peak) in zip((ORANGE, GREEN, SKY, BLUE, INK), machine.peaks.items(), strict=False):
-            ridge = machine.balance(dtype)
-            axes.plot([ridge, highest], [peak, peak], color=colour, linewidth=2)
-            axes.plot(ridge, peak, "o", color=colour, markersize=5)
-            label = TEXT["ceiling"].format(dtype=dtype, value=_flops(peak))
-            above = not any(0.8 < peak / other < 1.25 for other in shown)  # nearly equal ceilings: one label below
-            shown.append(peak)
-            axes.annotate(label, (highest, peak), xytext=(0, 3 if above else -4), textcoords="offset points",
-                          ha="right", va="bottom" if above else "top", fontsize=9, color=INK)  # fmt: skip
+            axes.plot([machine.balance(dtype), highest], [peak, peak], color=colour, linewidth=2)
+            axes.plot(machine.balance(dtype), peak, "o", color=colour, markersize=5)
+        for group in _neighbours(machine.peaks):
+            label = ", ".join(TEXT["ceiling"].format(dtype=d, value=_flops(machine.peaks[d])) for d in group)
+            highest_peak = max(machine.peaks[d] for d in group)
+            axes.annotate(label, (highest, highest_peak), xytext=(0, 3), textcoords="offset points",
+                          ha="right", fontsize=9, color=INK)  # fmt: skip
         top = max(machine.balance(dtype) for dtype in machine.peaks)
         axes.plot([lowest, top], [machine.bandwidth * lowest, machine.bandwidth * top], color=FAINT, linewidth=2)
         slope = TEXT["slope"].format(value=machine.bandwidth / 1e9)
@@ -93,6 +91,17 @@ def plot(machine: Machine, points: Sequence[tuple[str, float, float]] = ()) -> d
         axes.set_title(title, fontsize=10, color=INK, loc="left")
         ceilings = ", ".join(TEXT["ceiling"].format(dtype=d, value=_flops(p)) for d, p in machine.peaks.items())
         return drawing.Picture(drawing.to_png(figure), f"{title}: {slope}; {ceilings}")
+
+
+def _neighbours(peaks: dict[str, float]) -> list[list[str]]:
+    """Dtypes whose ceilings lie within 30 % share one label, so that labels never overlap."""
+    groups: list[list[str]] = []
+    for dtype in sorted(peaks, key=lambda name: peaks[name]):
+        if groups and peaks[dtype] < 1.3 * peaks[groups[-1][0]]:
+            groups[-1].append(dtype)
+        else:
+            groups.append([dtype])
+    return groups
 
 
 def _flops(value: float) -> str:

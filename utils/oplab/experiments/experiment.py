@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import torch
 
+from oplab import timing
 from oplab.experiments import recording as recordings
 from oplab.experiments.recording import Recording, RecordingError
 from oplab.experiments.result import INVALID, LIVE_CPU, LIVE_GPU, NOT_RECORDED, RECORDED, SOURCES, UNAVAILABLE, Result
@@ -149,7 +150,7 @@ class Experiment:
             return self._read(setting, recording)
         if source == LIVE_GPU and not torch.cuda.is_available():
             return self.blank(setting, source).failed(UNAVAILABLE, TEXT["no_gpu"])
-        return self.measure(setting, source, torch.device("cuda" if source == LIVE_GPU else "cpu"))
+        return self.measure(setting, source, timing.pick_device("cuda" if source == LIVE_GPU else "cpu"))
 
     def recording(self, name: str = DEFAULT_RECORDING) -> Recording:
         """What was recorded on the machine ``name``; `RecordingError` says what is wrong with it."""

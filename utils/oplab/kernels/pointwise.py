@@ -74,11 +74,12 @@ def chain_kernel(
     BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows of BLOCK_N columns; every element is read once and written once."""
-    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    blocks = tl.cdiv(N, BLOCK_N)  # neighbouring programs take neighbouring columns of one row
+    cols = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     inside = cols < N
     bias = tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(scale_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    first = tl.program_id(0) * ROWS
+    first = tl.program_id(0) // blocks * ROWS
     for i in tl.static_range(ROWS):
         row = (first + i).to(tl.int64)  # 64-bit: M * stride may pass 2^31
         live = inside & (row < M)
@@ -120,8 +121,8 @@ class Launch:
         M, N = x.shape
         self.sizes = (M, N, x.stride(0), residual.stride(0), self.out.stride(0))
         self.options = {"BLOCK_N": block.block_n, "ROWS": block.rows, "num_warps": block.num_warps}
-        # Rows first: a grid's second and third axes end at 65,535.
-        self.grid = (-(-M // block.rows), -(-N // block.block_n))
+        # One axis: a grid's second and third end at 65,535, too few for the rows of a tall array.
+        self.grid = (-(-M // block.rows) * -(-N // block.block_n),)
 
     def __call__(self) -> torch.Tensor:
         if self.out.numel():

@@ -46,7 +46,7 @@ TEXT = {
 }
 
 STYLE = """<style>
-.oplab-picture { max-width: 100%; height: auto; align-self: flex-start; margin-right: 24px; }
+.oplab-picture { max-width: 100%; height: auto; align-self: flex-start; margin-right: 10px; }
 body[data-jp-theme-light="false"] .oplab-picture { filter: invert(0.93) hue-rotate(180deg); }
 .oplab-headline { font-size: 1.15em; line-height: 1.4; }
 .oplab-headline b { font-size: 1.25em; }
@@ -186,7 +186,7 @@ class Explorer:
         self.knob_box = w.HBox(layout={"flex_flow": "row wrap"})
         self.state = w.HTML()
         self.headline, self.reason, self.table = w.HTML(), w.HTML(), w.HTML()
-        self.images = [w.Image(format="png", layout={"width": "420px", "max_width": "100%"}) for _ in range(2)]
+        self.images = [w.Image(format="png", layout={"width": "405px", "max_width": "100%"}) for _ in range(2)]
         for image in self.images:
             image.add_class("oplab-picture")
         self.box = w.VBox(

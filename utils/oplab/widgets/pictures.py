@@ -125,7 +125,8 @@ def time_bars(results: list[Result], now: Result) -> bytes:
             return _empty(figure, axes)
         ran.sort(key=lambda r: -(r.seconds or 0))
         top = max(r.seconds or 0 for r in ran)
-        for row, result in enumerate(reversed(ran)):
+        lanes = max(len(ran), 3)
+        for row, result in zip(range(lanes - 1, -1, -1), ran, strict=False):  # slowest on top
             spent = result.seconds or 0
             current = result.knobs == now.knobs
             filled = result.source != RECORDED
@@ -143,7 +144,7 @@ def time_bars(results: list[Result], now: Result) -> bytes:
             axes.axvline(floor, color=ORANGE, linewidth=2, linestyle="--")
             axes.text(floor, -0.62, f" {TEXT['copy']}: {seconds(floor)}", fontsize=8.5, color=ORANGE, va="center",
                       ha="left" if floor < 0.5 * top else "right")  # fmt: skip
-        axes.set(xlim=(0, top * 1.02), ylim=(-0.9, max(len(ran), 3) - 0.1), yticks=[], xticks=[])
+        axes.set(xlim=(0, top * 1.02), ylim=(-0.9, lanes - 0.1), yticks=[], xticks=[])
         return to_png(figure)
 
 
