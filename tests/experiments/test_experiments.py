@@ -6,8 +6,8 @@ import sys
 
 import pytest
 import torch
+from oplab import doctor, timing
 from oplab import experiments as e
-from oplab import timing
 from oplab.experiments import FUSION, LIVE_CPU, LIVE_GPU, RECORDED, TILES, TRAPS, Result, live
 from oplab.experiments import result as status
 
@@ -138,6 +138,7 @@ def test_fusion_live():
     assert fused.bandwidth_fraction > eager.bandwidth_fraction
 
 
+@pytest.mark.skipif(doctor._compiler().mark != doctor.FOUND, reason=doctor.TEXT["no_compiler"])
 def test_torch_compile_live():
     result = FUSION.run(source=LIVE_CPU, size=512, fused="compiled")
     assert result.ok, result.reason

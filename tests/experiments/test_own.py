@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from oplab import doctor
 from oplab.experiments.own import compile_gain, linear_products
 from oplab.kernels.matmul import Tile
 from torch import nn
@@ -42,6 +43,7 @@ def test_models_the_course_did_not_write():
     assert len(linear_products(mixer, torch.randn(1, 3, 32), torch.randn(1, 4, 32))) >= 4
 
 
+@pytest.mark.skipif(doctor._compiler().mark != doctor.FOUND, reason=doctor.TEXT["no_compiler"])
 def test_compile_gain_has_both_rows():
     table = compile_gain(lambda t: torch.tanh(t * 2 + 1) * t.sigmoid(), torch.randn(256, 256))
     assert list(table.how) == ["eager", "torch.compile"]

@@ -142,7 +142,8 @@ def noise(device: torch.device) -> Reading:
             stream = torch.cuda.Stream(device)
         with torch.cuda.stream(stream):
             while not stop.is_set():
-                other()
+                for _ in range(4):  # several in a row, so that the device is never idle between them
+                    other()
                 if stream is not None:
                     stream.synchronize()
 
