@@ -8,8 +8,8 @@ import importlib
 
 __version__ = "0.1.0"
 
-_MODULES = ("cli", "experiments", "kernels", "machine", "roofline", "timing", "widgets")
-_SHORTCUTS = {"measure": "timing", "explore": "widgets", "predict": "widgets"}
+_MODULES = ("cli", "cost", "experiments", "kernels", "machine", "models", "roofline", "timing", "widgets")
+_SHORTCUTS = {"count": "cost", "measure": "timing", "explore": "widgets", "predict": "widgets"}
 
 __all__ = ["__version__", *_MODULES, *_SHORTCUTS]
 
