@@ -49,16 +49,15 @@ class CostCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):  # a higher-order operator
             return self._higher_order(func, args, kwargs)
+        if func.namespace in ("prim", "profiler"):
+            return func(*args, **kwargs)  # questions and marks, not work; prim is not even in the dispatcher
         formula = find(func)
-        if formula is None and func not in _not_composite:
+        if formula is None and _is_composite(func):
             # Under inference_mode whole compositions (linear, matmul) arrive here: take them apart.
             with self:
-                out = func.decompose(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
-            _not_composite.add(func)
+                return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
-        if func.namespace not in ("profiler", "prim") and schema_of(func).name not in IGNORED:
+        if schema_of(func).name not in IGNORED:
             self._operators.append(cost_of(func, formula, args, kwargs, out))
         return out
 
@@ -70,7 +69,9 @@ class CostCounter(TorchDispatchMode):
         return out
 
 
-_not_composite: set[Any] = set()
+@cache
+def _is_composite(func: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 def cost_of(func: Any, formula: Callable | None, args: tuple, kwargs: dict, out: Any) -> OperatorCost:

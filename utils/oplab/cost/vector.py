@@ -209,12 +209,9 @@ for _name, _flops in FUSED_STEPS.items():
     if hasattr(aten, _name):
         formula(getattr(aten, _name), unit="vector")(_per_input(_flops))
 
-for _packet in dir(aten):
-    if _packet.startswith("_foreach_"):
-        _base = _packet.removeprefix("_foreach_").rstrip("_")
-        _each = 0 if _base in NOTHING or _base in ("zero", "copy") else (PER_OUTPUT | PER_INPUT).get(_base)
-        if _each is not None:
-            formula(getattr(aten, _packet), unit="vector")(_per_input(_each))
+for _name, _flops in (PER_OUTPUT | PER_INPUT | dict.fromkeys(NOTHING | {"zero", "copy"}, 0)).items():
+    if _found := _packets(f"_foreach_{_name.rstrip('_')}"):
+        formula(*_found, unit="vector")(_per_input(_flops))
 
 
 def table() -> list[tuple[str, str, int]]:
