@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 
 from oplab import drawing
 from oplab.drawing import BLUE, FAINT, GREEN, INK, ORANGE, SKY
@@ -40,6 +42,62 @@ def attainable(intensity: float, peak: float, bandwidth: float) -> float:
     Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009: min(peak, bandwidth x intensity).
     """
     return min(peak, bandwidth * intensity)
+
+
+class Bound(Enum):
+    """What limits an operator: arithmetic, memory, or getting it started."""
+
+    COMPUTE = "compute"
+    MEMORY = "memory"
+    OVERHEAD = "overhead"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an operator sits: its floor in seconds, what sets it, and how close it came."""
+
+    bound: Bound
+    floor_seconds: float
+    efficiency: float | None  # floor over measured; None where nothing was measured
+
+
+def floor_seconds(
+    machine: Machine, *, matrix_flops: float = 0, vector_flops: float = 0, nbytes: float = 0, dtype: str = "fp32"
+) -> tuple[float, float]:
+    """(seconds of arithmetic, seconds of memory) at this machine's measured ceilings.
+
+    Matrix FLOPs run at the peak of ``dtype``, vector FLOPs at the fp32 peak. A dtype without a
+    measured peak (integers, float64 here) is held against fp32.
+    """
+    fp32 = machine.peak("fp32")
+    arithmetic = matrix_flops / machine.peaks.get(dtype, fp32) + vector_flops / fp32
+    return arithmetic, nbytes / machine.bandwidth
+
+
+def classify(
+    machine: Machine,
+    *,
+    matrix_flops: float = 0,
+    vector_flops: float = 0,
+    nbytes: float = 0,
+    dtype: str = "fp32",
+    seconds: float | None = None,
+    launch_seconds: float = 0.0,
+) -> Place:
+    """Which ceiling an operator meets first.
+
+    It is overhead-bound when its work on the device, measured (``seconds``) or at best (its floor), is
+    shorter than ``launch_seconds``, the time that the host needs to start it.
+    """
+    arithmetic, memory = floor_seconds(
+        machine, matrix_flops=matrix_flops, vector_flops=vector_flops, nbytes=nbytes, dtype=dtype
+    )
+    floor = max(arithmetic, memory)
+    if (floor if seconds is None else seconds) < launch_seconds:
+        bound = Bound.OVERHEAD
+    else:
+        bound = Bound.COMPUTE if arithmetic > memory else Bound.MEMORY
+    return Place(bound, floor, floor / seconds if seconds else None)
 
 
 def faster_than_ceiling(

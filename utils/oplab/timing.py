@@ -228,6 +228,25 @@ def _throttle_watch(device: torch.device) -> Iterator[Callable[[], tuple[str, ..
     yield check
 
 
+def launch_seconds(device: str | torch.device | None = None, operators: int = 200) -> float:
+    """Seconds that the host needs to start one small operator: the path from Python to the device.
+
+    Median over rounds of queueing ``operators`` one-element additions, without waiting for the device.
+    """
+    dev = pick_device(device)
+    x = torch.zeros(1, device=dev)
+    rounds = []
+    with device_lock(dev):
+        for _ in range(7):
+            start = time.perf_counter()
+            for _ in range(operators):
+                x.add_(1.0)
+            rounds.append((time.perf_counter() - start) / operators)
+            if dev.type == "cuda":
+                torch.cuda.synchronize(dev)
+    return statistics.median(rounds)
+
+
 # --- poisoned outputs --------------------------------------------------------------------------
 
 # A NaN with a payload that no arithmetic produces, so that a genuine NaN result is not mistaken
