@@ -77,7 +77,7 @@ def _by_name(profile: Profile) -> list[ProfiledOperator]:
 def _for_operator(profile: Profile, op: ProfiledOperator) -> Advice | None:
     name, peaks = op.name, profile.machine.peaks
     if op.bound == Bound.COMPUTE.value and op.matrix_flops:
-        better = max(peaks, key=lambda dtype: peaks[dtype] if dtype in ("bf16", "fp16", "tf32") else 0)
+        better = _fastest_training_dtype(peaks)
         if op.dtype == "float32" and peaks[better] > 1.5 * peaks["fp32"]:
             ratio = peaks[better] / peaks["fp32"]
             why = TEXT["precision"].format(name=name, dtype=op.dtype, better=better, ratio=ratio)
@@ -92,6 +92,14 @@ def _for_operator(profile: Profile, op: ProfiledOperator) -> Advice | None:
         why = TEXT["memory"].format(name=name, share=op.efficiency)
         return Advice("memory", name, why, op.seconds * (1 - op.efficiency))
     return None
+
+
+def _fastest_training_dtype(peaks: dict[str, float]) -> str:
+    """bf16 where it is as fast as any: it needs no loss scaling."""
+    fastest = max(
+        (dtype for dtype in ("fp32", "tf32", "fp16", "bf16") if dtype in peaks), key=lambda dtype: peaks[dtype]
+    )
+    return "bf16" if peaks.get("bf16", 0) > 0.9 * peaks[fastest] else fastest
 
 
 def _fusion(profile: Profile, chain: str, saved_bytes: int, calls: int) -> Advice:

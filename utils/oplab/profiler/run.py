@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,18 +122,25 @@ def profile(
 
 def _device_of(fn: Any, args: tuple, kwargs: dict) -> torch.device:
     tensors = tensors_in(args) + tensors_in(kwargs)
-    for module in (fn, *args, getattr(fn, "__self__", None)):
-        if isinstance(module, torch.nn.Module):
-            tensors += list(module.parameters())
+    for module in _modules(fn, args):
+        tensors += list(module.parameters())
     if any(t.device.type == "cuda" for t in tensors):
         return timing.pick_device("cuda")
     return timing.pick_device("cpu" if tensors else None)
 
 
 def _forget_gradients(fn: Any, args: tuple) -> None:
-    for module in (fn, *args):
-        if isinstance(module, torch.nn.Module):
-            module.zero_grad(set_to_none=True)
+    for module in _modules(fn, args):
+        module.zero_grad(set_to_none=True)
+
+
+def _modules(fn: Any, args: tuple) -> list[torch.nn.Module]:
+    """Modules that the step works with: the function itself, its arguments, what it closes over or finds globally."""
+    seen = [fn, *args, getattr(fn, "__self__", None)]
+    if inspect.isfunction(fn):
+        found = inspect.getclosurevars(fn)
+        seen += [*found.nonlocals.values(), *found.globals.values()]
+    return [value for value in seen if isinstance(value, torch.nn.Module)]
 
 
 def _time_step(step: Callable[[], None], device: torch.device) -> float:
@@ -174,7 +182,7 @@ def _profiled_calls(step: Callable[[_Marker], None], device: torch.device) -> li
 def _grouped(calls: list[_Call], ceilings: Any, launch: float) -> tuple[ProfiledOperator, ...]:
     groups: dict[tuple, list[_Call]] = {}
     for call in calls:
-        if call.seconds or call.cost.flops or call.cost.bytes:  # views take no time and are left out
+        if call.cost.flops or call.cost.bytes or not call.cost.counted:  # views do no work and are left out
             groups.setdefault((call.cost.name, call.phase, call.cost.shapes, call.cost.dtype), []).append(call)
     return tuple(_entry(group, ceilings, launch) for group in groups.values())
 
