@@ -15,7 +15,7 @@ NO_GPU = not torch.cuda.is_available()
 
 
 def test_all_are_listed_by_name():
-    assert set(e.ALL) == {"traps", "tiles", "fusion"}
+    assert set(e.ALL) == {"traps", "operators", "tiles", "fusion"}
     for name, experiment in e.ALL.items():
         assert experiment.name == name
         assert experiment.knobs

@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     profile.set_defaults(run=_profile)
 
     record = commands.add_parser("record", help=TEXT["record"])
-    record.add_argument("experiment", choices=("traps", "tiles", "fusion", "profiles"))
+    record.add_argument("experiment", choices=("traps", "operators", "tiles", "fusion", "profiles"))
     record.add_argument("--name", help=TEXT["name"])
     record.add_argument("--folder", type=Path, help=TEXT["folder"])
     record.add_argument("--restart", action="store_true", help=TEXT["restart"])

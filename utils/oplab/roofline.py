@@ -120,8 +120,8 @@ def faster_than_ceiling(
 def plot(machine: Machine, points: Sequence[tuple[str, float, float]] = ()) -> drawing.Picture:
     """The roofline of ``machine`` as measured; ``points`` are (name, FLOP/B, FLOP/s)."""
     with drawing.lock:
-        figure, axes = drawing.new_figure(6.4, 4.0)
-        lowest, highest = 2.0**-4, 2.0**16
+        figure, axes = drawing.new_figure(7.2, 3.8)
+        lowest, highest = 2.0**-4, 2.0**13
         for colour, (dtype, peak) in zip((ORANGE, GREEN, SKY, BLUE, INK), machine.peaks.items(), strict=False):
             axes.plot([machine.balance(dtype), highest], [peak, peak], color=colour, linewidth=2)
             axes.plot(machine.balance(dtype), peak, "o", color=colour, markersize=5)
@@ -129,9 +129,10 @@ def plot(machine: Machine, points: Sequence[tuple[str, float, float]] = ()) -> d
             label = TEXT["ceiling"].format(
                 dtype=", ".join(group), value=", ".join(_flops(machine.peaks[d]) for d in group)
             )
-            highest_peak = max(machine.peaks[d] for d in group)
-            axes.annotate(label, (highest, highest_peak), xytext=(0, 3), textcoords="offset points",
-                          ha="right", fontsize=9, color=INK)  # fmt: skip
+            middle = (max(machine.peaks[d] for d in group) * min(machine.peaks[d] for d in group)) ** 0.5
+            axes.annotate(
+                label, (highest, middle), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=INK
+            )
         top = max(machine.balance(dtype) for dtype in machine.peaks)
         axes.plot([lowest, top], [machine.bandwidth * lowest, machine.bandwidth * top], color=FAINT, linewidth=2)
         slope = TEXT["slope"].format(value=machine.bandwidth / 1e9)
@@ -142,7 +143,7 @@ def plot(machine: Machine, points: Sequence[tuple[str, float, float]] = ()) -> d
             axes.annotate(name, (intensity, rate), xytext=(6, -10), textcoords="offset points", fontsize=9, color=BLUE)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_xticks([2.0**p for p in range(-4, 17, 4)], [f"{2.0**p:g}" for p in range(-4, 17, 4)])
+        axes.set_xticks([2.0**p for p in range(-4, 14, 2)], [f"{2.0**p:g}" for p in range(-4, 14, 2)])
         axes.minorticks_off()
         axes.yaxis.set_major_formatter(lambda value, _: _flops(value))
         axes.grid(True, color="#DDDDDD", linewidth=0.6)

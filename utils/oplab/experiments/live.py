@@ -113,8 +113,8 @@ def trial(
             beside = timing.measure(work.baseline, device=device, budget=budget)
             if work.copy_bandwidth is None and cost.peak_dtype is None:
                 work.copy_bandwidth = copy_rate(device, cost.nbytes)[0]
-    except Exception as error:  # every failure of a setting becomes a sentence; see _explain
-        return _explain(result, error)
+    except Exception as error:  # every failure of a setting becomes a sentence; see explain
+        return explain(result, error)
     resources = _resources(call)
     notes = timed.notes
     if resources.get("spills"):
@@ -210,7 +210,7 @@ def _resources(call: Any) -> dict[str, float]:
     return resources
 
 
-def _explain(result: Result, error: Any) -> Result:
+def explain(result: Result, error: Any) -> Result:
     """The status and the sentence for whatever a setting raised."""
     kind, text = type(error).__name__, str(error).strip()
     first = text.splitlines()[0] if text else kind

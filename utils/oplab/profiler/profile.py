@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -192,17 +191,18 @@ def time_picture(profile: Profile, most: int) -> Picture:
                 axes.barh(row, value, left=left, color=COLOURS[bound], height=0.65)
                 left += value
             axes.text(left + 0.01 * most_time, row, readable(left), va="center", fontsize=8.5, color=INK)
-        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+        axes.set_yticks(range(len(rows)), [_short(name) for name, _ in rows])
         axes.set(xlim=(0, 1.15 * most_time), ylim=(len(rows) - 0.4, -0.6), xticks=[])
         for i, (bound, colour) in enumerate(COLOURS.items()):
             axes.text(
                 0.98, 0.30 - 0.09 * i, f"{bound}-bound", color=colour, fontsize=9, ha="right", transform=axes.transAxes
             )
         title = TEXT["title"].format(machine=profile.machine.name, date=profile.date)
-        axes.set_title(title, fontsize=9, color=INK, loc="left")
+        figure.suptitle(title, fontsize=9, color=INK, x=0.01, ha="left")
         text = "; ".join(f"{name}: {readable(sum(parts.values()))}" for name, parts in rows)
         return Picture(drawing.to_png(figure), text)
 
 
-def names(folder: Path) -> Iterable[str]:
-    return sorted(path.stem.removeprefix("profile-") for path in folder.glob("profile-*.json"))
+def _short(name: str) -> str:
+    name = name.removeprefix("aten.").replace("_scaled_dot_product_", "").strip("_")
+    return name if len(name) <= 34 else name[:33] + "…"

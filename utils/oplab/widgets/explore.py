@@ -1,12 +1,19 @@
-"""The explorers, one function each: ``explore.tiles()``, ``explore.fusion()``."""
+"""The explorers, one function each: ``tiles()``, ``fusion()``, ``roofline()``, ``amdahl()``."""
 
 from __future__ import annotations
 
+import json
 from html import escape
 
-from oplab.experiments import FUSION, LIVE_CPU, TILES, Result
+from oplab import roofline as rooflines
+from oplab.cost.costs import readable
+from oplab.drawing import Picture
+from oplab.experiments import FUSION, LIVE_CPU, OPERATORS, TILES, Result
+from oplab.machine import Machine, machine
+from oplab.profiler import Profile, recorded
 from oplab.timing import seconds
 from oplab.widgets import pictures
+from oplab.widgets.amdahl import AmdahlExplorer
 from oplab.widgets.explorer import Explorer, View
 
 # What people read, in one place.
@@ -16,12 +23,19 @@ TEXT = {
     "ratio": "{ratio:.2f} × {baseline}",
     "copy": "{share:.0%} of a copy of the same bytes",
     "time": "<b>{time}</b>",
+    "predicted": "predicted {time} at best ({share:.0%})",
+    "bound": "{bound}-bound",
+    "three": "{flops}, {bytes}: {intensity:.3g} FLOP per byte.",
     "bandwidth": "{value:,.0f} GB/s",
     "refused": "<b>did not run</b>",
     "waves": "{tiles:.0f} tiles fill the SMs {waves:.2f} times.",
     "shared": "{shared:,.0f} B of shared memory and {registers:.0f} registers per thread.",
     "moved": "{kernels:.0f} kernel(s) move {moved:.3g} GB; {least:.3g} GB must move.",
 }
+
+
+# FLOPs per element of the element-wise operators in the counters' recording that the still picture shows
+VECTOR_FLOPS = {"add": 1, "gelu": 5, "sum": 1}
 
 
 def tiles() -> Explorer:
@@ -33,6 +47,59 @@ def tiles() -> Explorer:
 def fusion() -> Explorer:
     """An element-wise chain run four ways: time, kernels and bytes against a copy of the same bytes."""
     return Explorer(FUSION, View(_fusion_headline, _fusion_pictures, _fusion_remark, ("size",)))
+
+
+def roofline() -> Explorer:
+    """Any operator on this machine's roofline: the prediction, then the measurement; earlier points stay."""
+    sliders = ("size", "batch")
+    view = View(_operator_headline, _operator_pictures, _operator_remark, sliders, 1, 640, counters_picture)
+    return Explorer(OPERATORS, view)
+
+
+def amdahl(profile: Profile | None = None) -> AmdahlExplorer:
+    """What speeding up one kind of operator does to the whole step; of ``profile``, else of the recorded GPT-2."""
+    return AmdahlExplorer(profile or recorded.load("gpt2"))
+
+
+def _operator_headline(result: Result) -> str:
+    if result.seconds is None or result.baseline_seconds is None:
+        return TEXT["refused"]
+    parts = [TEXT["time"].format(time=seconds(result.seconds))]
+    parts.append(TEXT["predicted"].format(time=seconds(result.baseline_seconds), share=result.speedup or 0))
+    bound = next(key.removesuffix("_bound") for key in result.resources if key.endswith("_bound"))
+    return " &nbsp;·&nbsp; ".join([*parts, TEXT["bound"].format(bound=bound)])
+
+
+def _operator_remark(result: Result) -> str:
+    if not result.nbytes:
+        return ""
+    numbers = {"flops": readable(result.flops, "FLOP"), "bytes": readable(result.nbytes, "B")}
+    return TEXT["three"].format(**numbers, intensity=result.flops / result.nbytes)
+
+
+def _operator_pictures(explorer: Explorer, result: Result) -> list[bytes]:
+    trail = [r for r in explorer.seen() if r.seconds and r.flops and r.machine == result.machine]
+    points = [(_point_name(r) if r.knobs == result.knobs else "", r.flops / r.nbytes, r.rate or 0.0) for r in trail]
+    here: Machine = machine("cpu" if result.source == LIVE_CPU else "cuda")
+    return [rooflines.plot(here, points).png]
+
+
+def _point_name(result: Result) -> str:
+    return f"{result.knobs['operator']} {result.knobs['size']} {result.knobs['dtype']}"
+
+
+def counters_picture() -> Picture:
+    """The operators of benchmarks/counters.py on the H200's roofline, as recorded there."""
+    data = json.loads((recorded.FOLDER / "nvidia-h200" / "counters.json").read_text())
+    points = []
+    for row in data["rows"]:
+        flops = row["matrix_flops"] or VECTOR_FLOPS.get(row["operator"], 0) * (
+            1 << 28
+        )  # the vectors have 2^28 elements
+        if flops:
+            moved = row["predicted_read"] + row["predicted_written"]
+            points.append((row["operator"], flops / moved, flops / row["measured_ns"] * 1e9))
+    return rooflines.plot(Machine.from_dict(data["machine"]), points)
 
 
 def _tiles_headline(result: Result) -> str:

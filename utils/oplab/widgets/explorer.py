@@ -20,6 +20,7 @@ import ipywidgets as w
 import torch
 
 from oplab import timing
+from oplab.drawing import Picture
 from oplab.experiments import LIVE_CPU, LIVE_GPU, RECORDED, Experiment, Recording, RecordingError, Result
 from oplab.experiments.experiment import DEFAULT_RECORDING
 from oplab.experiments.recording import names as recording_names
@@ -64,6 +65,9 @@ class View:
     pictures: Callable[[Explorer, Result], list[bytes]]
     remark: Callable[[Result], str] = lambda result: ""  # a sentence about a result that did run
     sliders: tuple[str, ...] = ()  # knobs offered as sliders; the others are drop-down lists
+    count: int = 2  # pictures, and the width of each in pixels
+    width: int = 405
+    still: Callable[[], Picture] | None = None  # for viewers that run nothing, where nothing is recorded
 
 
 class Explorer:
@@ -186,7 +190,10 @@ class Explorer:
         self.knob_box = w.HBox(layout={"flex_flow": "row wrap"})
         self.state = w.HTML()
         self.headline, self.reason, self.table = w.HTML(), w.HTML(), w.HTML()
-        self.images = [w.Image(format="png", layout={"width": "405px", "max_width": "100%"}) for _ in range(2)]
+        width = f"{self.view.width}px"
+        self.images = [
+            w.Image(format="png", layout={"width": width, "max_width": "100%"}) for _ in range(self.view.count)
+        ]
         for image in self.images:
             image.add_class("oplab-picture")
         self.box = w.VBox(
@@ -292,6 +299,9 @@ class Explorer:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """The live widget, and a picture from the recording for viewers that run nothing."""
         bundle = dict(self.box._repr_mimebundle_())
+        if self.view.still is not None:
+            picture = self.view.still()
+            return bundle | {"image/png": base64.b64encode(picture.png).decode(), "text/plain": picture.text}
         try:
             png = self.static_picture()
         except RecordingError as error:
