@@ -95,6 +95,29 @@ def test_fusion(open_notebook):
     quiet(notebook)
 
 
+@pytest.mark.parametrize("name", ["02-operators-in-a-model.ipynb", "03-arithmetic-intensity.ipynb"])
+def test_counting_chapters_run_quietly(open_notebook, server, name):
+    if server[1] != "JupyterLab Light":
+        pytest.skip("the same notebook in dark would show nothing new; its pictures are tested below")
+    notebook = open_notebook(name)
+    notebook.run_all()
+    notebook.page.locator("img.oplab-picture").first.wait_for(timeout=30_000)
+    quiet(notebook)
+
+
+def test_amdahl_by_keyboard(open_notebook):
+    notebook = open_notebook("02-operators-in-a-model.ipynb")
+    notebook.run_all()
+    box = notebook.page.locator(".oplab-explorer").first
+    before = box.locator(".oplab-headline").inner_text()
+    box.locator(".noUi-handle").focus()
+    notebook.page.keyboard.press("ArrowRight")
+    notebook.page.wait_for_function(
+        "b => document.querySelector('.oplab-headline').innerText !== b", arg=before, timeout=5_000
+    )
+    quiet(notebook)
+
+
 def test_your_machine_runs_and_takes_a_prediction(open_notebook):
     notebook = open_notebook("00-your-machine.ipynb")
     notebook.run_all()

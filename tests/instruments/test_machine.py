@@ -153,7 +153,13 @@ def test_faster_than_arithmetic_is_flagged():
 def test_the_picture_is_a_picture_and_has_words():
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a layout that does not fit warns
-        picture = roofline.plot(H200, [("sum", 0.25, 1e12)])
+        picture = roofline.plot(H200, points=[("sum", 0.25, 1e12)])
     assert isinstance(picture, Picture)
     assert picture.png.startswith(b"\x89PNG")
     assert "NVIDIA H200" in repr(picture)
+
+
+def test_several_machines_on_one_picture(measured):
+    picture = roofline.plot(H200, measured)
+    assert "NVIDIA H200" in picture.text
+    assert measured.name in picture.text

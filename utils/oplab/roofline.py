@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from matplotlib.axes import Axes
+
 from oplab import drawing
 from oplab.drawing import BLUE, FAINT, GREEN, INK, ORANGE, SKY
 from oplab.machine import Machine
@@ -117,30 +119,19 @@ def faster_than_ceiling(
     return None
 
 
-def plot(machine: Machine, points: Sequence[tuple[str, float, float]] = ()) -> drawing.Picture:
-    """The roofline of ``machine`` as measured; ``points`` are (name, FLOP/B, FLOP/s)."""
+def plot(*machines: Machine, points: Sequence[tuple[str, float, float]] = ()) -> drawing.Picture:
+    """The rooflines of one or several machines, as measured; ``points`` are (name, FLOP/B, FLOP/s).
+
+    With several machines, each has one colour; with one, each dtype has. Labels stand at the right end,
+    nearly equal ceilings share one.
+    """
+    colours = (ORANGE, GREEN, SKY, BLUE, INK)
     with drawing.lock:
-        figure, axes = drawing.new_figure(7.2, 3.8)
-        lowest, highest = 2.0**-4, 2.0**13
-        for colour, (dtype, peak) in zip((ORANGE, GREEN, SKY, BLUE, INK), machine.peaks.items(), strict=False):
-            axes.plot([machine.balance(dtype), highest], [peak, peak], color=colour, linewidth=2)
-            axes.plot(machine.balance(dtype), peak, "o", color=colour, markersize=5)
-        for group in _neighbours(machine.peaks):
-            label = TEXT["ceiling"].format(
-                dtype=", ".join(group), value=", ".join(_flops(machine.peaks[d]) for d in group)
-            )
-            middle = (max(machine.peaks[d] for d in group) * min(machine.peaks[d] for d in group)) ** 0.5
-            axes.annotate(
-                label, (highest, middle), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=INK
-            )
-        top = max(machine.balance(dtype) for dtype in machine.peaks)
-        axes.plot([lowest, top], [machine.bandwidth * lowest, machine.bandwidth * top], color=FAINT, linewidth=2)
-        slope = TEXT["slope"].format(value=machine.bandwidth / 1e9)
-        axes.annotate(slope, (0.5, machine.bandwidth * 0.5), xytext=(10, -4), textcoords="offset points",
-                      va="top", fontsize=9, color=INK)  # fmt: skip
-        for name, intensity, rate in points:
-            axes.plot(intensity, rate, "D", color=BLUE, markersize=6)
-            axes.annotate(name, (intensity, rate), xytext=(6, -10), textcoords="offset points", fontsize=9, color=BLUE)
+        figure, axes = drawing.new_figure(7.2, 3.8 if len(machines) == 1 else 4.6)
+        words = []
+        for number, machine in enumerate(machines):
+            one_colour = colours[number % len(colours)] if len(machines) > 1 else None
+            words.append(_draw_machine(axes, machine, one_colour or colours))
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks([2.0**p for p in range(-4, 14, 2)], [f"{2.0**p:g}" for p in range(-4, 14, 2)])
@@ -148,10 +139,65 @@ def plot(machine: Machine, points: Sequence[tuple[str, float, float]] = ()) -> d
         axes.yaxis.set_major_formatter(lambda value, _: _flops(value))
         axes.grid(True, color="#DDDDDD", linewidth=0.6)
         axes.set_xlabel(TEXT["x"], fontsize=9, color=INK)
-        title = TEXT["picture"].format(name=machine.name, date=machine.date)
-        axes.set_title(title, fontsize=10, color=INK, loc="left")
-        ceilings = ", ".join(TEXT["ceiling"].format(dtype=d, value=_flops(p)) for d, p in machine.peaks.items())
-        return drawing.Picture(drawing.to_png(figure), f"{title}: {slope}; {ceilings}")
+        title = "; ".join(TEXT["picture"].format(name=m.name, date=m.date) for m in machines)
+        figure.suptitle(title, fontsize=10, color=INK, x=0.01, ha="left")
+        _draw_points(axes, points)
+        return drawing.Picture(drawing.to_png(figure), f"{title}: {'; '.join(words)}")
+
+
+LOWEST, HIGHEST = 2.0**-4, 2.0**13  # FLOP/B shown
+
+
+def _draw_machine(axes: Axes, machine: Machine, colours: str | Sequence[str]) -> str:
+    """Slope, ceilings, ridges and labels of one machine; returns the same in words."""
+    ranked = sorted(machine.peaks, key=lambda dtype: machine.peaks[dtype])
+    for number, dtype in enumerate(ranked):
+        peak = machine.peaks[dtype]
+        colour = colours if isinstance(colours, str) else colours[number % len(colours)]
+        axes.plot([machine.balance(dtype), HIGHEST], [peak, peak], color=colour, linewidth=2)
+        axes.plot(machine.balance(dtype), peak, "o", color=colour, markersize=5)
+    for group in _neighbours(machine.peaks):
+        label = TEXT["ceiling"].format(dtype=", ".join(group), value=", ".join(_flops(machine.peaks[d]) for d in group))
+        middle = (max(machine.peaks[d] for d in group) * min(machine.peaks[d] for d in group)) ** 0.5
+        axes.annotate(
+            label, (HIGHEST, middle), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=INK
+        )
+    top = machine.balance(ranked[-1])
+    slope_colour = colours if isinstance(colours, str) else FAINT
+    axes.plot([LOWEST, top], [machine.bandwidth * LOWEST, machine.bandwidth * top], color=slope_colour, linewidth=2)
+    slope = TEXT["slope"].format(value=machine.bandwidth / 1e9)
+    where = (HIGHEST, machine.bandwidth)  # in the margin, where no point is
+    axes.annotate(slope, where, xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
+    ceilings = ", ".join(TEXT["ceiling"].format(dtype=d, value=_flops(p)) for d, p in machine.peaks.items())
+    return f"{slope}; {ceilings}"
+
+
+def _draw_points(axes: Axes, points: Sequence[tuple[str, float, float]]) -> None:
+    """Points, each with its name at the first place around it where no other name stands."""
+    for _, intensity, rate in points:
+        axes.plot(intensity, rate, "D", color=BLUE, markersize=6)
+    axes.figure.draw_without_rendering()  # so that data can be turned into pixels
+    pixel = drawing.DPI / 72
+    taken: list[tuple[float, float, float]] = []  # left, right, middle of names, in points
+    for name, intensity, rate in sorted(points, key=lambda point: point[1]):
+        x, y = axes.transData.transform((intensity, rate)) / pixel
+        width = 5.2 * len(name)  # of nine-point letters, near enough
+        for dx, dy in (
+            (7, -9),
+            (7, 9),
+            (-7 - width, 9),
+            (-7 - width, -9),
+            (7, 21),
+            (7, -21),
+            (-7 - width, -21),
+            (7, 33),
+        ):
+            left, right, middle = x + dx, x + dx + width, y + dy
+            if all(right < l or left > r or abs(middle - m) > 11 for l, r, m in taken):
+                break
+        taken.append((left, right, middle))
+        place = {"xytext": (dx, dy), "textcoords": "offset points", "va": "center"}
+        axes.annotate(name, (intensity, rate), fontsize=9, color=BLUE, **place)
 
 
 def _neighbours(peaks: dict[str, float]) -> list[list[str]]:

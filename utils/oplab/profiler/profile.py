@@ -129,7 +129,7 @@ class Profile:
         """The longest operators on the machine's roofline."""
         longest = sorted((op for op in self.operators if op.flops and op.nbytes), key=lambda op: -op.seconds)[:most]
         points = [(op.name.split(".")[-1], op.flops / op.nbytes, op.flops / op.seconds) for op in longest]
-        return plot(self.machine, points)
+        return plot(self.machine, points=points)
 
     def __repr__(self) -> str:
         text = TEXT["over" if self.operator_seconds > 1.05 * self.step_seconds else "head"].format(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import inspect
+import os
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,11 +167,17 @@ def _profiled_calls(step: Callable[[_Marker], None], device: torch.device) -> li
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about profiler cycles, which we do not use
-        with torch_profile(activities=activities, acc_events=True) as trace:
+        trace = torch_profile(activities=activities, acc_events=True)
+        with _quiet():
+            trace.start()
+        try:
             with marker:
                 step(marker)
             if on_gpu:
                 torch.cuda.synchronize(device)
+        finally:
+            with _quiet():
+                trace.stop()
         for event in trace.events():
             if not event.name.startswith(MARK) or event.device_type != torch.autograd.DeviceType.CPU:
                 continue
@@ -177,6 +186,20 @@ def _profiled_calls(step: Callable[[_Marker], None], device: torch.device) -> li
                 spent = event.device_time_total if on_gpu else sum(child.cpu_time_total for child in event.cpu_children)
                 marker.calls[number].seconds += spent / 1e6
     return marker.calls
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what the profiler's C++ side prints when it starts and stops ("USDT: …"); no setting turns it off."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _grouped(calls: list[_Call], ceilings: Any, launch: float) -> tuple[ProfiledOperator, ...]:

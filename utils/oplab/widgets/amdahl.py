@@ -11,6 +11,7 @@ from oplab import drawing
 from oplab.drawing import BLUE, FAINT, INK, ORANGE, Picture
 from oplab.profiler import Profile
 from oplab.timing import seconds
+from oplab.widgets.explorer import STYLE
 
 SPEEDUPS = (1.1, 1.3, 1.5, 2.0, 3.0, 5.0, 10.0, float("inf"))
 
@@ -63,7 +64,7 @@ class AmdahlExplorer:
         self.image.add_class("oplab-picture")
         self.operator.observe(self._turned, "value")
         self.speedup.observe(self._turned, "value")
-        self.box = w.VBox([self.operator, self.speedup, self.line, self.image])
+        self.box = w.VBox([w.HTML(STYLE), self.operator, self.speedup, self.line, self.image])
         self.box.add_class("oplab-explorer")
         self._turned()
 

@@ -81,7 +81,7 @@ def _operator_pictures(explorer: Explorer, result: Result) -> list[bytes]:
     trail = [r for r in explorer.seen() if r.seconds and r.flops and r.machine == result.machine]
     points = [(_point_name(r) if r.knobs == result.knobs else "", r.flops / r.nbytes, r.rate or 0.0) for r in trail]
     here: Machine = machine("cpu" if result.source == LIVE_CPU else "cuda")
-    return [rooflines.plot(here, points).png]
+    return [rooflines.plot(here, points=points).png]
 
 
 def _point_name(result: Result) -> str:
@@ -93,13 +93,11 @@ def counters_picture() -> Picture:
     data = json.loads((recorded.FOLDER / "nvidia-h200" / "counters.json").read_text())
     points = []
     for row in data["rows"]:
-        flops = row["matrix_flops"] or VECTOR_FLOPS.get(row["operator"], 0) * (
-            1 << 28
-        )  # the vectors have 2^28 elements
-        if flops:
+        vectors = VECTOR_FLOPS.get(row["operator"], 0) * (1 << 28)  # they have 2^28 elements
+        if flops := vectors or ("matmul" in row["operator"] and row["matrix_flops"]):
             moved = row["predicted_read"] + row["predicted_written"]
             points.append((row["operator"], flops / moved, flops / row["measured_ns"] * 1e9))
-    return rooflines.plot(Machine.from_dict(data["machine"]), points)
+    return rooflines.plot(Machine.from_dict(data["machine"]), points=points)
 
 
 def _tiles_headline(result: Result) -> str:
