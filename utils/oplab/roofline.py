@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -139,8 +140,10 @@ def plot(*machines: Machine, points: Sequence[tuple[str, float, float]] = ()) ->
         axes.yaxis.set_major_formatter(lambda value, _: _flops(value))
         axes.grid(True, color="#DDDDDD", linewidth=0.6)
         axes.set_xlabel(TEXT["x"], fontsize=9, color=INK)
-        title = "; ".join(TEXT["picture"].format(name=m.name, date=m.date) for m in machines)
+        names = " and ".join(m.name for m in machines)
+        title = TEXT["picture"].format(name=names, date=max(m.date for m in machines))
         figure.suptitle(title, fontsize=10, color=INK, x=0.01, ha="left")
+        figure.draw_without_rendering()  # so that data can be turned into pixels
         _draw_points(axes, points)
         return drawing.Picture(drawing.to_png(figure), f"{title}: {'; '.join(words)}")
 
@@ -176,27 +179,20 @@ def _draw_points(axes: Axes, points: Sequence[tuple[str, float, float]]) -> None
     """Points, each with its name at the first place around it where no other name stands."""
     for _, intensity, rate in points:
         axes.plot(intensity, rate, "D", color=BLUE, markersize=6)
-    axes.figure.draw_without_rendering()  # so that data can be turned into pixels
     pixel = drawing.DPI / 72
     taken: list[tuple[float, float, float]] = []  # left, right, middle of names, in points
     for name, intensity, rate in sorted(points, key=lambda point: point[1]):
         x, y = axes.transData.transform((intensity, rate)) / pixel
         width = 5.2 * len(name)  # of nine-point letters, near enough
-        for dx, dy in (
-            (7, -9),
-            (7, 9),
-            (-7 - width, 9),
-            (-7 - width, -9),
-            (7, 21),
-            (7, -21),
-            (-7 - width, -21),
-            (7, 33),
-        ):
+        right_side = [(7.0, dy) for dy in (-9, 9, -21, 21)]
+        left_side = [(-7.0 - width, dy) for dy in (9, -9, 21, -21)]
+        # On the right of the picture stand the ceilings' labels.
+        for dx, dy in left_side + right_side if intensity > 512 else right_side + left_side:
             left, right, middle = x + dx, x + dx + width, y + dy
             if all(right < l or left > r or abs(middle - m) > 11 for l, r, m in taken):
                 break
         taken.append((left, right, middle))
-        place = {"xytext": (dx, dy), "textcoords": "offset points", "va": "center"}
+        place: dict[str, Any] = {"xytext": (dx, dy), "textcoords": "offset points", "va": "center"}
         axes.annotate(name, (intensity, rate), fontsize=9, color=BLUE, **place)
 
 

@@ -4,12 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 
+class _Amounts:
+    """Sums and the ratio, alike for one call and for many."""
+
+    if TYPE_CHECKING:  # a call has them as fields, many calls as sums
+
+        @property
+        def matrix_flops(self) -> int: ...
+        @property
+        def vector_flops(self) -> int: ...
+        @property
+        def bytes_read(self) -> int: ...
+        @property
+        def bytes_written(self) -> int: ...
+
+    @property
+    def flops(self) -> int:
+        return self.matrix_flops + self.vector_flops
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_read + self.bytes_written
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte; 0 where nothing moves."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
 @dataclass(frozen=True)
-class OperatorCost:
+class OperatorCost(_Amounts):
     """One call of one ATen operator. FLOPs with FMA = 2; bytes of one cold call.
 
     ``matrix_flops``: what matrix units can do (products, convolutions, attention). ``vector_flops``:
@@ -25,22 +54,9 @@ class OperatorCost:
     bytes_written: int = 0
     counted: bool = True
 
-    @property
-    def flops(self) -> int:
-        return self.matrix_flops + self.vector_flops
-
-    @property
-    def bytes(self) -> int:
-        return self.bytes_read + self.bytes_written
-
-    @property
-    def intensity(self) -> float:
-        """FLOP per byte; 0 for an operator that moves nothing."""
-        return self.flops / self.bytes if self.bytes else 0.0
-
 
 @dataclass(frozen=True)
-class Costs:
+class Costs(_Amounts):
     """The operator calls of a function, in order, and their sums.
 
     ``forward`` and ``backward`` are Costs of their own; without ``backward=True`` everything is forward.
@@ -68,25 +84,12 @@ class Costs:
         return sum(op.vector_flops for op in self.operators)
 
     @property
-    def flops(self) -> int:
-        return self.matrix_flops + self.vector_flops
-
-    @property
     def bytes_read(self) -> int:
         return sum(op.bytes_read for op in self.operators)
 
     @property
     def bytes_written(self) -> int:
         return sum(op.bytes_written for op in self.operators)
-
-    @property
-    def bytes(self) -> int:
-        return self.bytes_read + self.bytes_written
-
-    @property
-    def intensity(self) -> float:
-        """FLOP per byte of the whole; 0 where nothing moves."""
-        return self.flops / self.bytes if self.bytes else 0.0
 
     @property
     def uncounted(self) -> dict[str, int]:

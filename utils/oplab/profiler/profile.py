@@ -128,7 +128,7 @@ class Profile:
     def roofline(self, most: int = 8) -> Picture:
         """The longest operators on the machine's roofline."""
         longest = sorted((op for op in self.operators if op.flops and op.nbytes), key=lambda op: -op.seconds)[:most]
-        points = [(op.name.split(".")[-1], op.flops / op.nbytes, op.flops / op.seconds) for op in longest]
+        points = [(_short(op.name), op.flops / op.nbytes, op.flops / op.seconds) for op in longest]
         return plot(self.machine, points=points)
 
     def __repr__(self) -> str:
