@@ -15,10 +15,12 @@ NO_GPU = not torch.cuda.is_available()
 
 
 def test_all_are_listed_by_name():
-    assert set(e.ALL) == {"traps", "operators", "tiles", "fusion"}
-    for name, experiment in e.ALL.items():
-        assert experiment.name == name
+    assert [experiment.name for experiment in e.ALL] == ["traps", "operators", "tiles", "fusion"]
+    for experiment in e.ALL:
+        assert e.by_name(experiment.name) is experiment
         assert experiment.knobs
+    with pytest.raises(KeyError, match="tiles"):
+        e.by_name("tides")
 
 
 # --- knobs

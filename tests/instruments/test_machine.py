@@ -35,6 +35,7 @@ def test_it_knows_itself(measured):
     assert measured.limits["memory_bytes"] > 1e9
     assert 1e8 < measured.bandwidth < 1e13
     assert 1e8 < measured.peak("fp32") < 1e16
+    assert measured.peak(torch.float32) == measured.peak("float32") == measured.peak("fp32")
     assert measured.balance("fp32") == measured.peak("fp32") / measured.bandwidth
 
 

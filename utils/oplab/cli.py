@@ -95,7 +95,10 @@ def _record(options: argparse.Namespace) -> int:
     if options.experiment == "profiles":
         return _record_profiles(options.folder or FOLDER, options.name)
     path = record(
-        experiments.ALL[options.experiment], name=options.name, folder=options.folder or FOLDER, restart=options.restart
+        experiments.by_name(options.experiment),
+        name=options.name,
+        folder=options.folder or FOLDER,
+        restart=options.restart,
     )
     print(TEXT["wrote"].format(path=path))
     return 0

@@ -49,6 +49,24 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 
+SHORT_NAMES = {
+    "float64": "fp64",
+    "double": "fp64",
+    "float32": "fp32",
+    "float": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float8_e4m3fn": "fp8",
+}
+
+
+def short_dtype(dtype: object) -> str:
+    """``"bf16"`` for "bf16", "bfloat16" and torch.bfloat16; other names come back as they are."""
+    name = str(dtype).removeprefix("torch.")
+    return SHORT_NAMES.get(name, name)
+
+
 # Beside the measured values, never instead of them. B/s and FLOP/s.
 SPEC_SHEETS: dict[str, dict[str, float | str]] = {
     "NVIDIA H200": {"source": TEXT["datasheet"], "bandwidth": 4.8e12, "bf16": 989e12, "fp32": 67e12},
@@ -75,14 +93,15 @@ class Machine:
     date: str
     notes: tuple[str, ...] = field(default=())
 
-    def peak(self, dtype: str) -> float:
-        """FLOP/s measured for ``dtype``; KeyError names those that were measured."""
-        if dtype not in self.peaks:
+    def peak(self, dtype: str | torch.dtype) -> float:
+        """FLOP/s measured for ``dtype`` ("bf16" or torch.bfloat16); KeyError names those that were measured."""
+        name = short_dtype(dtype)
+        if name not in self.peaks:
             have = ", ".join(self.peaks)
-            raise KeyError(TEXT["no_peak"].format(name=self.name, dtype=dtype, have=have))
-        return self.peaks[dtype]
+            raise KeyError(TEXT["no_peak"].format(name=self.name, dtype=name, have=have))
+        return self.peaks[name]
 
-    def balance(self, dtype: str) -> float:
+    def balance(self, dtype: str | torch.dtype) -> float:
         """FLOP per byte at the ridge of the roofline: below it, an operator waits for memory."""
         return self.peak(dtype) / self.bandwidth
 

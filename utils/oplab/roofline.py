@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from oplab import drawing
 from oplab.drawing import BLUE, FAINT, GREEN, INK, ORANGE, SKY
-from oplab.machine import Machine
+from oplab.machine import Machine, short_dtype
 
 # Ceilings are medians of a noisy quantity on a chip whose clock follows its temperature: a kernel
 # may honestly beat one by some per cent. Beyond this, the number is wrong or came from a cache.
@@ -73,7 +73,7 @@ def floor_seconds(
     measured peak (integers, float64 here) is held against fp32.
     """
     fp32 = machine.peak("fp32")
-    arithmetic = matrix_flops / machine.peaks.get(dtype, fp32) + vector_flops / fp32
+    arithmetic = matrix_flops / machine.peaks.get(short_dtype(dtype), fp32) + vector_flops / fp32
     return arithmetic, nbytes / machine.bandwidth
 
 

@@ -1,4 +1,4 @@
-"""Questions with knobs. One file each; `ALL` lists them by name."""
+"""Questions with knobs. One file each; `ALL` lists them, `by_name` finds one."""
 
 from oplab.experiments.experiment import Experiment, Knob
 from oplab.experiments.fusion import FUSION
@@ -8,7 +8,16 @@ from oplab.experiments.result import LIVE_CPU, LIVE_GPU, RECORDED, SOURCES, Resu
 from oplab.experiments.tiles import TILES
 from oplab.experiments.traps import TRAPS
 
-ALL: dict[str, Experiment] = {experiment.name: experiment for experiment in (TRAPS, OPERATORS, TILES, FUSION)}
+ALL: tuple[Experiment, ...] = (TRAPS, OPERATORS, TILES, FUSION)
+
+
+def by_name(name: str) -> Experiment:
+    """The experiment of that name; KeyError names those there are."""
+    for experiment in ALL:
+        if experiment.name == name:
+            return experiment
+    raise KeyError(f"there is no experiment {name!r}; there are {', '.join(e.name for e in ALL)}")
+
 
 __all__ = [
     "ALL",
@@ -25,4 +34,5 @@ __all__ = [
     "Recording",
     "RecordingError",
     "Result",
+    "by_name",
 ]

@@ -14,7 +14,7 @@ from oplab import timing
 from oplab.experiments import recording as recordings
 from oplab.experiments.recording import Recording, RecordingError
 from oplab.experiments.result import INVALID, LIVE_CPU, LIVE_GPU, NOT_RECORDED, RECORDED, SOURCES, UNAVAILABLE, Result
-from oplab.machine import cpu_name
+from oplab.machine import cpu_name, short_dtype
 
 DEFAULT_RECORDING = "nvidia-h200"
 
@@ -83,19 +83,9 @@ def block_size(knob: Knob, value: object, source: str) -> int:
     return size
 
 
-_DTYPE_ALIASES = {
-    "float32": "fp32",
-    "float16": "fp16",
-    "half": "fp16",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "fp8",
-}
-
-
 def dtype_name(knob: Knob, value: object, source: str) -> str:
     """A check for dtypes: "bf16", "bfloat16" and torch.bfloat16 are one."""
-    name = str(value).removeprefix("torch.")
-    return str(offered(knob, _DTYPE_ALIASES.get(name, name), source))
+    return str(offered(knob, short_dtype(value), source))
 
 
 class Experiment:

@@ -26,9 +26,6 @@ from oplab.profiler.profile import Profile, ProfiledOperator
 
 MARK = "oplab#"  # our spans in torch.profiler's trace: oplab#<number of the call>
 
-# torch's names -> the names of measured peaks
-PEAK_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8", "float64": "fp64"}
-
 # What people read, in one place.
 TEXT = {
     "no_loss": "profile(backward=True) needs a function that returns a tensor which needs a gradient (a loss, say); "
@@ -220,7 +217,7 @@ def _entry(group: list[_Call], ceilings: Any, launch: float) -> ProfiledOperator
         matrix_flops=matrix / n,
         vector_flops=vector / n,
         nbytes=nbytes / n,
-        dtype=PEAK_NAMES.get(cost.dtype, cost.dtype),
+        dtype=cost.dtype,
         seconds=seconds / n if seconds else None,
         launch_seconds=launch,
     )
