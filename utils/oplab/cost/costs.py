@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -131,10 +130,6 @@ class Costs(_Amounts):
             calls = ", ".join(f"{name} ({count})" for name, count in self.uncounted.items())
             lines.append(f"  FLOPs not counted for: {calls}")
         return "\n".join(lines)
-
-
-def total(parts: Iterable[OperatorCost]) -> Costs:
-    return Costs(tuple(parts))
 
 
 def readable(value: float, unit: str) -> str:
