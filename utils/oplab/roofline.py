@@ -22,7 +22,6 @@ TEXT = {
     "bandwidth": "copy bandwidth ({value:.3g} TB/s)",
     "peak": "{dtype} peak ({value:.3g} TFLOP/s)",
     "x": "arithmetic intensity (FLOP per byte)",
-    "y": "attainable FLOP/s",
     "slope": "copy: {value:,.0f} GB/s",
     "ceiling": "{dtype}: {value}",
     "picture": "Roofline of {name}, measured {date}",

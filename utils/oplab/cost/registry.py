@@ -48,8 +48,3 @@ def find(operator: Any) -> Callable[..., Flops] | None:
     """The formula of this overload or higher-order operator, or of its packet, or None."""
     found = _formulas.get(operator)
     return found if found is not None else _formulas.get(getattr(operator, "overloadpacket", None))
-
-
-def registered() -> list[Any]:
-    """All operators that have a formula."""
-    return list(_formulas)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from oplab.cost.matrix import convolution_flops
 from oplab.cost.registry import Flops, Formula, Shape, formula
 
 aten = torch.ops.aten
@@ -195,8 +196,6 @@ def cdist(a: Shape, b: Shape, *args: Any, out: Any = None, **kwargs: Any) -> int
 def convolution_backward_overrideable(
     grad: Shape, x: Shape, weight: Shape, *args: Any, out: Any = None, **kw: Any
 ) -> int:
-    from oplab.cost.matrix import convolution_flops
-
     mask = args[-1]
     return convolution_flops(x, weight, grad, bool(args[3])) * (bool(mask[0]) + bool(mask[1]))
 

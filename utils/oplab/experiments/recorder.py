@@ -46,7 +46,8 @@ def record(
     path = folder / (name or slug(here.name)) / f"{experiment.name}.json"
     settings = list(experiment.settings(source))
     done = [] if restart else _already(path, here, experiment)
-    missing = [knobs for knobs in settings if knobs not in [result.knobs for result in done]]
+    have = [result.knobs for result in done]
+    missing = [knobs for knobs in settings if knobs not in have]
     if done:
         print(TEXT["resume"].format(done=len(settings) - len(missing), total=len(settings), path=path), file=sys.stderr)
     if source == LIVE_GPU and missing:

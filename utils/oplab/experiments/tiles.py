@@ -20,13 +20,11 @@ TEXT = {
     "size": "The product is size x size x size.",
     "dtype": "fp32 is exact float32; tf32 rounds its inputs to 10 bits of mantissa and uses the matrix units.",
     "kernel": "tiled: one program per tile. persistent: one program per SM walks many tiles, fed by the copy engine.",
-    "cpu_kernel": "naive: the definition, three loops. tiled: the same loops, one block at a time.",
     "block_m": "Rows of C that one program computes.",
     "block_n": "Columns of C that one program computes.",
     "block_k": "Columns of A (rows of B) fetched per step.",
     "num_warps": "Warps of 32 threads that share one tile.",
     "num_stages": "Blocks in flight: while one is multiplied, the next ones are on their way.",
-    "naive_needs_none": "naive has no tile",
     "cpu_baseline": "torch.mm",
     "gpu_baseline": "torch.mm (cuBLAS)",
 }

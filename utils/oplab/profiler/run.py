@@ -6,7 +6,9 @@ import contextlib
 import datetime
 import inspect
 import os
+import statistics
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from oplab import roofline, timing
 from oplab.cost.costs import OperatorCost
 from oplab.cost.counter import CostCounter
 from oplab.cost.traffic import storage_of, tensors_in
+from oplab.cost.vector import PER_OUTPUT
 from oplab.machine import machine
 from oplab.profiler.profile import Profile, ProfiledOperator
 
@@ -145,8 +148,6 @@ def _modules(fn: Any, args: tuple) -> list[torch.nn.Module]:
 
 def _time_step(step: Callable[[], None], device: torch.device) -> float:
     """Median seconds of steps run back to back, as in training: caches stay as the step leaves them."""
-    import statistics
-    import time
 
     def once() -> float:
         start = time.perf_counter()
@@ -259,7 +260,5 @@ def _fusable(calls: list[_Call]) -> tuple[tuple[str, int, int], ...]:
 
 
 def _elementwise(call: _Call) -> bool:
-    from oplab.cost.vector import PER_OUTPUT
-
     name = call.cost.name.removeprefix("aten.").rstrip("_")
     return name in PER_OUTPUT or name in ("gelu", "gelu_backward", "_to_copy", "where", "masked_fill")

@@ -35,7 +35,6 @@ TEXT = {
     "source_help": "Live: measured on this computer when you move a knob. Recorded: measured earlier on the named GPU.",
     "recorded": "recorded: {machine}",
     "live": "live: {machine}",
-    "no_source": "There is no recording and no GPU: measuring live on this CPU.",
     "reveal": "show all recorded",
     "reveal_help": "Show every recorded value of this picture, not only those you have visited.",
     "asked": "asked",
@@ -80,7 +79,6 @@ class Explorer:
         self.history: list[Result] = []
         self.current: Result | None = None
         self._token = self._answered = 0
-        self._changing = False  # knobs are being rebuilt: their events are ours, not the learner's
         self._publishing = threading.Lock()
         self._build()
         self._offer_knobs()
@@ -229,21 +227,13 @@ class Explorer:
                 tooltip=f"{knob.label}: {knob.help}", style={"description_width": "90px"}, layout={"width": "270px"},
                 **live_update,
             )  # fmt: skip
-            control.observe(self._guarded(lambda change: self._knob_changed()), "value")
+            control.observe(self._guarded(lambda change: self.request()), "value")
             self.controls[knob.name] = control
         self.knob_box.children = tuple(self.controls.values())
         self.reveal.layout.visibility = "visible" if name else "hidden"
 
-    def _knob_changed(self) -> None:
-        if not self._changing:
-            self.request()
-
     def _source_changed(self) -> None:
-        self._changing = True
-        try:
-            self._offer_knobs()
-        finally:
-            self._changing = False
+        self._offer_knobs()  # new controls: their first values raise no events
         self.request()
 
     def _redraw(self) -> None:

@@ -27,8 +27,6 @@ TEXT = {
     "bad": "failed",
     "key": "outlined: recorded   filled: measured here   thick: now",
     "copy": "a copy of the same bytes",
-    "time": "time of one call",
-    "share": "share of the copy's speed",
     "by_size": "share of the copy's speed by size",
     "size": "size (the arrays are size × size)",
     "nothing": "nothing measured yet",
