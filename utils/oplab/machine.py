@@ -77,7 +77,8 @@ SPEC_SHEETS: dict[str, dict[str, float | str]] = {
 class Machine:
     """One device: who it is, what it allows, what it was measured to do.
 
-    ``bandwidth``: B/s of a large copy, bytes read plus bytes written. ``peaks``: FLOP/s of a large
+    ``bandwidth``: B/s of a large copy, bytes read plus bytes written. ``l2_bandwidth``: B/s of reading
+    what fits the L2 cache again and again; None where it was not measured (CPU). ``peaks``: FLOP/s of a large
     matrix product through the vendor library on random data, by dtype name ("fp32", "tf32", …).
     ``limits``: hardware limits in bytes, Hz or counts, read from the driver or operating system.
     """
@@ -92,6 +93,7 @@ class Machine:
     versions: dict[str, str]
     date: str
     notes: tuple[str, ...] = field(default=())
+    l2_bandwidth: float | None = None
 
     def peak(self, dtype: str | torch.dtype) -> float:
         """FLOP/s measured for ``dtype`` ("bf16" or torch.bfloat16); KeyError names those that were measured."""
@@ -114,6 +116,8 @@ class Machine:
         """(label, value) pairs for people."""
         rows = [("device", self.name), ("driver", self.driver), ("measured", self.date)]
         rows.append(("memory bandwidth", f"{self.bandwidth / 1e9:,.0f} GB/s"))
+        if self.l2_bandwidth:
+            rows.append(("L2 cache bandwidth", f"{self.l2_bandwidth / 1e9:,.0f} GB/s"))
         for dtype, peak in self.peaks.items():
             rows.append((f"{dtype} peak", f"{peak / 1e12:,.3g} TFLOP/s (balance {self.balance(dtype):,.0f} FLOP/B)"))
         rows += [(key.replace("_", " "), _readable(key, value)) for key, value in self.limits.items()]
@@ -237,6 +241,7 @@ def _measure(dev: torch.device) -> Machine:
     with timing.device_lock(dev), bar:
         bandwidth, note = copy_rate(dev, _large_copy_bytes(dev))
         notes += [f"copy: {line}" for line in note]
+        l2_bandwidth = _l2_rate(dev) if dev.type == "cuda" else None
         bar.update()
         for dtype, step in steps:
             peaks[dtype], note = step()
@@ -255,6 +260,7 @@ def _measure(dev: torch.device) -> Machine:
         versions=versions(),
         date=datetime.date.today().isoformat(),
         notes=tuple(notes),
+        l2_bandwidth=l2_bandwidth,
     )
 
 
@@ -270,6 +276,19 @@ def copy_rate(dev: torch.device, moved_bytes: int) -> tuple[float, tuple[str, ..
     target = torch.empty_like(source).fill_(1)
     timed = timing.measure(lambda: target.copy_(source), device=dev)
     return 2 * source.numel() / timed.median, timed.notes
+
+
+def _l2_rate(dev: torch.device) -> float:
+    """B/s of reading a quarter of the L2 cache 64 times over within one kernel.
+
+    One kernel, because several short ones would measure the gaps between them; reading only, because
+    expanding a dimension is how PyTorch repeats an input without storing it again.
+    """
+    quarter = torch.cuda.get_device_properties(dev).L2_cache_size // 4
+    repeats = 64
+    values = torch.randn(quarter // 4, device=dev).expand(repeats, -1)  # float32
+    timed = timing.measure(lambda: values.sum(dim=1), device=dev)
+    return repeats * quarter / timed.median
 
 
 def _large_copy_bytes(dev: torch.device) -> int:

@@ -23,6 +23,7 @@ TEXT = {
     "peak": "{dtype} peak ({value:.3g} TFLOP/s)",
     "x": "arithmetic intensity (FLOP per byte)",
     "slope": "copy: {value:,.0f} GB/s",
+    "l2": "L2 cache: {value:,.0f} GB/s",
     "ceiling": "{dtype}: {value}",
     "picture": "Roofline of {name}, measured {date}",
 }
@@ -170,6 +171,17 @@ def _draw_machine(axes: Axes, machine: Machine, colours: str | Sequence[str]) ->
     slope = TEXT["slope"].format(value=machine.bandwidth / 1e9)
     where = (HIGHEST, machine.bandwidth)  # in the margin, where no point is
     axes.annotate(slope, where, xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
+    if machine.l2_bandwidth:
+        axes.plot(
+            [LOWEST, machine.peaks[ranked[-1]] / machine.l2_bandwidth],
+            [machine.l2_bandwidth * LOWEST, machine.peaks[ranked[-1]]],
+            color=slope_colour, linewidth=1.2, linestyle="--",
+        )  # fmt: skip
+        # Above the dashed line's start, where only what comes from the cache could be.
+        start = (LOWEST, 1.3 * machine.l2_bandwidth * LOWEST)
+        l2 = TEXT["l2"].format(value=machine.l2_bandwidth / 1e9)
+        axes.annotate(l2, start, xytext=(0, 10), textcoords="offset points", fontsize=9, color=INK)
+        slope += f"; {l2}"
     ceilings = ", ".join(TEXT["ceiling"].format(dtype=d, value=_flops(p)) for d, p in machine.peaks.items())
     return f"{slope}; {ceilings}"
 

@@ -8,7 +8,7 @@ from html import escape
 from oplab import roofline as rooflines
 from oplab.cost.costs import readable
 from oplab.drawing import Picture
-from oplab.experiments import FUSION, LIVE_CPU, OPERATORS, TILES, Result
+from oplab.experiments import FUSION, LIVE_CPU, OPERATORS, RECORDED, TILES, Result
 from oplab.machine import Machine, machine
 from oplab.profiler import Profile, recorded
 from oplab.timing import seconds
@@ -80,8 +80,13 @@ def _operator_remark(result: Result) -> str:
 def _operator_pictures(explorer: Explorer, result: Result) -> list[bytes]:
     trail = [r for r in explorer.seen() if r.seconds and r.flops and r.machine == result.machine]
     points = [(_point_name(r) if r.knobs == result.knobs else "", r.flops / r.nbytes, r.rate or 0.0) for r in trail]
-    here: Machine = machine("cpu" if result.source == LIVE_CPU else "cuda")
-    return [rooflines.plot(here, points=points).png]
+    return [rooflines.plot(_machine_of(result, explorer), points=points).png]
+
+
+def _machine_of(result: Result, explorer: Explorer) -> Machine:
+    if result.source == RECORDED:
+        return explorer.recording().machine
+    return machine("cpu" if result.source == LIVE_CPU else "cuda")
 
 
 def _point_name(result: Result) -> str:

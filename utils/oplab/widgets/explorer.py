@@ -161,6 +161,10 @@ class Explorer:
         same_kind = [r for r in mine if (r.source == LIVE_CPU) == (source == LIVE_CPU)]
         return found + sorted(same_kind, key=lambda r: r.source != RECORDED)
 
+    def recording(self) -> Recording:
+        """The recording that the learner chose; `RecordingError` where none can be read."""
+        return self.experiment.recording(self.source.value[1] or DEFAULT_RECORDING)
+
     # -- the frame
 
     def _recording(self, name: str) -> Recording | None:
@@ -317,8 +321,11 @@ class _Recorded:
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
 
+    def recording(self) -> Recording:
+        return self.experiment.recording()
+
     def seen(self, **knobs: object) -> list[Result]:
-        return self.experiment.recording().where(**knobs)
+        return self.recording().where(**knobs)
 
 
 def _sources(experiment: str) -> list[tuple[str, tuple[str, str]]]:
