@@ -279,13 +279,13 @@ def copy_rate(dev: torch.device, moved_bytes: int) -> tuple[float, tuple[str, ..
 
 
 def _l2_rate(dev: torch.device) -> float:
-    """B/s of reading a quarter of the L2 cache 64 times over within one kernel.
+    """B/s of reading a quarter of the L2 cache 256 times over within one kernel.
 
     One kernel, because several short ones would measure the gaps between them; reading only, because
     expanding a dimension is how PyTorch repeats an input without storing it again.
     """
     quarter = torch.cuda.get_device_properties(dev).L2_cache_size // 4
-    repeats = 64
+    repeats = 256
     values = torch.randn(quarter // 4, device=dev).expand(repeats, -1)  # float32
     timed = timing.measure(lambda: values.sum(dim=1), device=dev)
     return repeats * quarter / timed.median

@@ -23,7 +23,7 @@ TEXT = {
     "peak": "{dtype} peak ({value:.3g} TFLOP/s)",
     "x": "arithmetic intensity (FLOP per byte)",
     "slope": "copy: {value:,.0f} GB/s",
-    "l2": "L2 cache: {value:,.0f} GB/s",
+    "l2": "L2 cache (dashed): {value:,.0f} GB/s",
     "ceiling": "{dtype}: {value}",
     "picture": "Roofline of {name}, measured {date}",
 }
@@ -172,39 +172,47 @@ def _draw_machine(axes: Axes, machine: Machine, colours: str | Sequence[str]) ->
     where = (HIGHEST, machine.bandwidth)  # in the margin, where no point is
     axes.annotate(slope, where, xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
     if machine.l2_bandwidth:
-        axes.plot(
-            [LOWEST, machine.peaks[ranked[-1]] / machine.l2_bandwidth],
-            [machine.l2_bandwidth * LOWEST, machine.peaks[ranked[-1]]],
-            color=slope_colour, linewidth=1.2, linestyle="--",
-        )  # fmt: skip
-        # Above the dashed line's start, where only what comes from the cache could be.
-        start = (LOWEST, 1.3 * machine.l2_bandwidth * LOWEST)
+        peak = machine.peaks[ranked[-1]]
+        ends = [LOWEST, peak / machine.l2_bandwidth]
+        axes.plot(ends, [machine.l2_bandwidth * LOWEST, peak], color=slope_colour, linewidth=1.2, linestyle="--")
         l2 = TEXT["l2"].format(value=machine.l2_bandwidth / 1e9)
-        axes.annotate(l2, start, xytext=(0, 10), textcoords="offset points", fontsize=9, color=INK)
+        above = (5, 13)
+        axes.annotate(l2, where, xytext=above, textcoords="offset points", va="center", fontsize=9, color=INK)
         slope += f"; {l2}"
     ceilings = ", ".join(TEXT["ceiling"].format(dtype=d, value=_flops(p)) for d, p in machine.peaks.items())
     return f"{slope}; {ceilings}"
 
 
 def _draw_points(axes: Axes, points: Sequence[tuple[str, float, float]]) -> None:
-    """Points, each with its name at the first place around it where no other name stands."""
+    """Points, each with its name at the place around it that hides least."""
     for _, intensity, rate in points:
         axes.plot(intensity, rate, "D", color=BLUE, markersize=6)
     pixel = drawing.DPI / 72
-    taken: list[tuple[float, float, float]] = []  # left, right, middle of names, in points
-    for name, intensity, rate in sorted(points, key=lambda point: point[1]):
-        x, y = axes.transData.transform((intensity, rate)) / pixel
+    markers = axes.transData.transform([point[1:] for point in points]) / pixel if points else []
+    lines = [axes.transData.transform((1, line.get_ydata()[0]))[1] / pixel for line in axes.lines if _is_level(line)]
+    names: list[tuple[float, float, float]] = []  # left, right, middle of names, in points
+    for (name, intensity, rate), (x, y) in sorted(zip(points, markers, strict=True), key=lambda pair: pair[0][1]):
         width = 5.2 * len(name)  # of nine-point letters, near enough
-        right_side = [(7.0, dy) for dy in (-9, 9, -21, 21)]
-        left_side = [(-7.0 - width, dy) for dy in (9, -9, 21, -21)]
         # On the right of the picture stand the ceilings' labels.
-        for dx, dy in left_side + right_side if intensity > 512 else right_side + left_side:
-            left, right, middle = x + dx, x + dx + width, y + dy
-            if all(right < l or left > r or abs(middle - m) > 11 for l, r, m in taken):
-                break
-        taken.append((left, right, middle))
-        place: dict[str, Any] = {"xytext": (dx, dy), "textcoords": "offset points", "va": "center"}
-        axes.annotate(name, (intensity, rate), fontsize=9, color=BLUE, **place)
+        sides = (-7.0 - width, 7.0) if intensity > 512 else (7.0, -7.0 - width)
+        places = [(dx, dy) for dx in sides for dy in (0, -9, 9, -21, 21)]
+
+        def hidden(place: tuple[float, float], x: float = x, y: float = y, width: float = width) -> float:
+            left, right, middle = x + place[0], x + place[0] + width, y + place[1]
+            over_names = sum(right > l and left < r and abs(middle - m) < 11 for l, r, m in names)
+            over_markers = sum(left - 4 < px < right + 4 and abs(middle - py) < 9 for px, py in markers)
+            over_lines = sum(abs(middle - line) < 5 for line in lines)
+            return 10 * over_names + 4 * over_markers + over_lines + abs(place[1]) / 20 + (place[0] != sides[0])
+
+        dx, dy = min(places, key=hidden)
+        names.append((x + dx, x + dx + width, y + dy))
+        at: dict[str, Any] = {"xytext": (dx, dy), "textcoords": "offset points", "va": "center"}
+        axes.annotate(name, (intensity, rate), fontsize=9, color=BLUE, **at)
+
+
+def _is_level(line: Any) -> bool:
+    heights = line.get_ydata()
+    return len(heights) == 2 and heights[0] == heights[1]
 
 
 def _neighbours(peaks: dict[str, float]) -> list[list[str]]:

@@ -106,8 +106,11 @@ def _compile(experiment: Experiment, knobs: dict) -> None:
 
 
 def _commit() -> str:
+    """``$OPLAB_COMMIT`` where the working tree was copied to the GPU's machine, else what git says."""
+    if named := os.environ.get("OPLAB_COMMIT"):
+        return named
     done = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return done.stdout.strip() or os.environ.get("OPLAB_COMMIT", "unknown")
+    return done.stdout.strip() or "unknown"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from html import escape
 
 from oplab import roofline as rooflines
@@ -34,10 +33,6 @@ TEXT = {
 }
 
 
-# FLOPs per element of the element-wise operators in the counters' recording that the still picture shows
-VECTOR_FLOPS = {"add": 1, "gelu": 5, "sum": 1}
-
-
 def tiles() -> Explorer:
     """The tile of a matrix product: knobs, rate against the vendor library and the peak, a map of tiles."""
     sliders = ("size", "block_m", "block_n", "block_k", "num_warps", "num_stages")
@@ -52,7 +47,7 @@ def fusion() -> Explorer:
 def roofline() -> Explorer:
     """Any operator on this machine's roofline: the prediction, then the measurement; earlier points stay."""
     sliders = ("size", "batch")
-    view = View(_operator_headline, _operator_pictures, _operator_remark, sliders, 1, 640, counters_picture)
+    view = View(_operator_headline, _operator_pictures, _operator_remark, sliders, 1, 640, operators_picture)
     return Explorer(OPERATORS, view)
 
 
@@ -93,16 +88,21 @@ def _point_name(result: Result) -> str:
     return f"{result.knobs['operator']} {result.knobs['size']} {result.knobs['dtype']}"
 
 
-def counters_picture() -> Picture:
-    """The operators of benchmarks/counters.py on the H200's roofline, as recorded there."""
-    data = json.loads((recorded.FOLDER / "nvidia-h200" / "counters.json").read_text())
+SHOWN = ("add", "sum", "gelu", "convolution 3x3", "matmul")
+
+
+def operators_picture() -> Picture:
+    """A choice of operators at size 4096 in bf16, as recorded; "linear" once for each batch."""
+    recording = OPERATORS.recording()
     points = []
-    for row in data["rows"]:
-        vectors = VECTOR_FLOPS.get(row["operator"], 0) * (1 << 28)  # they have 2^28 elements
-        if flops := vectors or ("matmul" in row["operator"] and row["matrix_flops"]):
-            moved = row["predicted_read"] + row["predicted_written"]
-            points.append((row["operator"], flops / moved, flops / row["measured_ns"] * 1e9))
-    return rooflines.plot(Machine.from_dict(data["machine"]), points=points)
+    for result in recording.where(size=4096, dtype="bf16"):
+        name = str(result.knobs["operator"])
+        name = f"linear, batch {result.knobs['batch']}" if name == "linear" else name
+        if name == "linear, batch 4096":  # the same work as matmul
+            continue
+        if result.rate and (name in SHOWN or name.startswith("linear")):
+            points.append((name, result.flops / result.nbytes, result.rate))
+    return rooflines.plot(recording.machine, points=points)
 
 
 def _tiles_headline(result: Result) -> str:

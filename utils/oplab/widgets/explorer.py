@@ -66,7 +66,7 @@ class View:
     sliders: tuple[str, ...] = ()  # knobs offered as sliders; the others are drop-down lists
     count: int = 2  # pictures, and the width of each in pixels
     width: int = 405
-    still: Callable[[], Picture] | None = None  # for viewers that run nothing, where nothing is recorded
+    still: Callable[[], Picture] | None = None  # for viewers that run nothing, instead of `pictures`
 
 
 class Explorer:
