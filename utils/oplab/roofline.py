@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from oplab import drawing
@@ -188,8 +189,9 @@ def _draw_points(axes: Axes, points: Sequence[tuple[str, float, float]]) -> None
     for _, intensity, rate in points:
         axes.plot(intensity, rate, "D", color=BLUE, markersize=6)
     pixel = drawing.DPI / 72
-    markers = axes.transData.transform([point[1:] for point in points]) / pixel if points else []
-    lines = [axes.transData.transform((1, line.get_ydata()[0]))[1] / pixel for line in axes.lines if _is_level(line)]
+    markers: Any = axes.transData.transform([point[1:] for point in points]) / pixel if points else []
+    levels = [heights[0] for heights in (np.asarray(line.get_ydata()) for line in axes.lines) if len(set(heights)) == 1]
+    lines = [axes.transData.transform((1, level))[1] / pixel for level in levels]
     names: list[tuple[float, float, float]] = []  # left, right, middle of names, in points
     for (name, intensity, rate), (x, y) in sorted(zip(points, markers, strict=True), key=lambda pair: pair[0][1]):
         width = 5.2 * len(name)  # of nine-point letters, near enough
@@ -197,22 +199,17 @@ def _draw_points(axes: Axes, points: Sequence[tuple[str, float, float]]) -> None
         sides = (-7.0 - width, 7.0) if intensity > 512 else (7.0, -7.0 - width)
         places = [(dx, dy) for dx in sides for dy in (0, -9, 9, -21, 21)]
 
-        def hidden(place: tuple[float, float], x: float = x, y: float = y, width: float = width) -> float:
-            left, right, middle = x + place[0], x + place[0] + width, y + place[1]
+        hidden = []
+        for dx, dy in places:
+            left, right, middle = x + dx, x + dx + width, y + dy
             over_names = sum(right > l and left < r and abs(middle - m) < 11 for l, r, m in names)
             over_markers = sum(left - 4 < px < right + 4 and abs(middle - py) < 9 for px, py in markers)
             over_lines = sum(abs(middle - line) < 5 for line in lines)
-            return 10 * over_names + 4 * over_markers + over_lines + abs(place[1]) / 20 + (place[0] != sides[0])
-
-        dx, dy = min(places, key=hidden)
+            hidden.append(10 * over_names + 4 * over_markers + over_lines + abs(dy) / 20 + (dx != sides[0]))
+        dx, dy = places[hidden.index(min(hidden))]
         names.append((x + dx, x + dx + width, y + dy))
         at: dict[str, Any] = {"xytext": (dx, dy), "textcoords": "offset points", "va": "center"}
         axes.annotate(name, (intensity, rate), fontsize=9, color=BLUE, **at)
-
-
-def _is_level(line: Any) -> bool:
-    heights = line.get_ydata()
-    return len(heights) == 2 and heights[0] == heights[1]
 
 
 def _neighbours(peaks: dict[str, float]) -> list[list[str]]:
