@@ -14,6 +14,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -225,11 +226,11 @@ def _save(path: Path, found: Machine) -> None:
         warnings.warn(TEXT["no_save"].format(path=path.parent, why=error), stacklevel=3)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """All of ``text`` or the old file: a killed process leaves no half-written one."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """All of ``content`` or the old file: a killed process leaves no half-written one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    draft.write_text(text)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    draft.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(draft, path)
 
 

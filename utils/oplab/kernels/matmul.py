@@ -12,6 +12,8 @@ import numba
 import numpy as np
 import torch
 
+from oplab import compiler
+from oplab.compiler.targets import Target
 from oplab.kernels.on_cpu import REORDER, split_rows
 from oplab.kernels.triton_or_not import tl, triton
 
@@ -165,9 +167,7 @@ class Launch:
         self.operands: tuple[Any, ...]
         if kernel == "persistent":
             self.kernel, self.grid = persistent_kernel, (min(self.tiles, self.multiprocessors),)
-            blocks = ((tile.block_m, tile.block_k), (tile.block_k, tile.block_n), (tile.block_m, tile.block_n // 2))
-            names = "ABC"
-            pairs = zip(names, (self.a, self.b, self.out), blocks, strict=True)
+            pairs = zip("ABC", (self.a, self.b, self.out), _descriptor_blocks(tile), strict=True)
             self.operands = () if self.empty or K == 0 else tuple(_descriptor(*pair) for pair in pairs)
             self.tail: tuple[int, ...] = ()
         else:
@@ -185,6 +185,37 @@ class Launch:
     def compile(self) -> None:
         """Compile without launching, so that compiling needs no hold on the device."""
         self.kernel.warmup(*self.operands, *self.sizes, *self.tail, grid=self.grid, **self.options)
+
+
+def compile_for(
+    target: str | Target, *, dtype: str = "bf16", kernel: str = "tiled", even_k: bool = True, **tile: int
+) -> compiler.Compiled:
+    """``kernel`` ("tiled" or "persistent") compiled for ``target``, no GPU needed; ``tile`` as in `Tile`.
+
+    ``dtype``: "fp32" (exact), "tf32", "bf16" or "fp16". Sizes and strides are taken as multiples of 16, and
+    with ``even_k`` K as a multiple of block_k. Raises as `compiler.compile_for` does.
+    """
+    shape = Tile(**tile)
+    element = "fp32" if dtype == "tf32" else dtype
+    constants: dict[str, object] = {"BLOCK_M": shape.block_m, "BLOCK_N": shape.block_n, "BLOCK_K": shape.block_k}
+    constants |= {"GROUP_M": shape.group_m, "PRECISION": "tf32" if dtype == "tf32" else "ieee"}
+    signature = dict.fromkeys(("M", "N", "K"), "i32:16")
+    if kernel == "persistent":
+        for name, block in zip("abc", _descriptor_blocks(shape), strict=True):
+            signature[f"{name}_desc"] = f"tensordesc<{element}{list(block)}>"
+        function = persistent_kernel
+    else:
+        signature |= dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), f"*{element}")
+        signature |= dict.fromkeys(("stride_am", "stride_bk", "stride_cm"), "i32:16")
+        constants["EVEN_K"] = even_k
+        function = tiled_kernel
+    options = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
+    return compiler.compile_for(function, target, signature=signature, constants=constants, **options)
+
+
+def _descriptor_blocks(tile: Tile) -> tuple[tuple[int, int], ...]:
+    """The blocks of A, B and C that the copy engine moves; C leaves in two halves."""
+    return (tile.block_m, tile.block_k), (tile.block_k, tile.block_n), (tile.block_m, tile.block_n // 2)
 
 
 def _descriptor(name: str, tensor: torch.Tensor, block: tuple[int, int]) -> Any:

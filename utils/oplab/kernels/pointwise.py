@@ -15,6 +15,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from oplab import compiler
+from oplab.compiler.targets import Target
 from oplab.kernels.on_cpu import REORDER, split_rows
 from oplab.kernels.triton_or_not import tl, triton
 
@@ -132,6 +134,18 @@ class Launch:
     def compile(self) -> None:
         """Compile without launching, so that compiling needs no hold on the device."""
         chain_kernel.warmup(*self.operands, *self.sizes, grid=self.grid, **self.options)
+
+
+def compile_for(target: str | Target, *, dtype: str = "bf16", **block: int) -> compiler.Compiled:
+    """The fused chain compiled for ``target``, no GPU needed; ``block`` as in `Block`. Sizes: multiples of 16."""
+    tunables = Block(**block)
+    pointers = ("x_ptr", "bias_ptr", "scale_ptr", "residual_ptr", "y_ptr")
+    sizes = ("M", "N", "stride_x", "stride_residual", "stride_y")
+    signature = dict.fromkeys(pointers, f"*{dtype}") | dict.fromkeys(sizes, "i32:16")
+    constants = {"BLOCK_N": tunables.block_n, "ROWS": tunables.rows}
+    return compiler.compile_for(
+        chain_kernel, target, signature=signature, constants=constants, num_warps=tunables.num_warps
+    )
 
 
 def check_operands(x: torch.Tensor, bias: torch.Tensor, scale: torch.Tensor, residual: torch.Tensor) -> None:

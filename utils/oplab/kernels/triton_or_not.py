@@ -1,4 +1,4 @@
-"""``triton`` and ``tl``, or stand-ins that name what is missing when a kernel is launched.
+"""``triton``, ``tl``, ``gluon`` and ``gl``, or stand-ins that name what is missing when a kernel is launched.
 
 A kernel file can then be imported, read and tested where Triton does not exist (macOS, Windows).
 """
@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-TEXT = {"missing": "this kernel needs Triton, which is not installed here; `oplab doctor` says how to get it"}
-
-
-class TritonMissing(RuntimeError):
-    """A Triton kernel was launched where Triton is not installed."""
+from oplab.compiler.errors import TritonMissing
 
 
 class _StandIn:
@@ -24,14 +20,16 @@ class _StandIn:
         return self
 
     def __getitem__(self, grid: object) -> Any:
-        raise TritonMissing(TEXT["missing"])
+        raise TritonMissing()
 
 
 try:
     import triton
     import triton.language as tl
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
 
     HAVE_TRITON = True
 except ImportError:
-    triton = tl = _StandIn()  # type: ignore[assignment]
+    triton = tl = gluon = gl = _StandIn()  # type: ignore[assignment]
     HAVE_TRITON = False
