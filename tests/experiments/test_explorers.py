@@ -245,3 +245,71 @@ def test_show_source_finds_plain_numba_and_triton_functions():
     assert "def eager" in show_source(pointwise.eager).data
     assert "def _naive_rows" in show_source(matmul._naive_rows).data
     assert "tl.dot" in show_source(matmul.tiled_kernel).data
+
+
+# --- what the compiler made of it -------------------------------------------------------------------
+
+
+def test_the_panel_follows_knobs_and_target(tiles):
+    assert "H200 (sm_90)" in tiles.panel.table.value
+    assert "98,304 of 232,448 B" in tiles.panel.table.value
+    assert "wgmma m64n128k16 bf16" in tiles.panel.table.value
+    tiles.set(num_stages=4)
+    tiles.wait()
+    assert "131,072 of 232,448 B" in tiles.panel.table.value
+    tiles.panel.target.value = "A100"
+    headline = tiles.headline.value
+    tiles.wait()
+    assert "A100 (sm_80)" in tiles.panel.table.value
+    assert "mma.sync m16n8k16 bf16" in tiles.panel.table.value
+    assert tiles.headline.value == headline  # the measurement is still the H200's
+    tiles.panel.target.value = "RTX 4090"
+    tiles.set(block_n=256)
+    tiles.wait()
+    assert "does not fit, shared memory" in tiles.panel.table.value
+    for gpu in ("MI300X", "B200"):
+        tiles.panel.target.value = gpu
+        tiles.set(kernel="persistent", num_stages=2)
+        tiles.wait()
+        assert gpu in tiles.panel.table.value
+        assert "oplab-reason" not in tiles.panel.table.value, tiles.panel.table.value
+    assert not tiles.errors
+
+
+def test_the_panel_shows_the_idle_tail(tiles):
+    """1,024 tiles on 132 SMs, 2 each: 3.88 waves of 264, and 12 % of the last one stays empty."""
+    assert "3.88 waves of 264 blocks" in tiles.panel.table.value
+    assert "12% of the places stay empty" in tiles.panel.table.value
+
+
+def test_the_panel_says_when_there_is_nothing_to_compile(tiles):
+    tiles.source.value = CPU
+    tiles.wait(120)
+    assert "no GPU kernel" in tiles.panel.table.value
+    assert tiles.panel.target.value == "H200"
+
+
+def test_the_panel_says_what_the_compiler_refuses(tiles, monkeypatch):
+    from oplab.compiler import KernelError
+
+    def refuse(self, knobs, source, target):
+        raise KernelError("some_kernel", "not today", 12, "tl.store(…)")
+
+    monkeypatch.setattr(type(TILES), "compiled", refuse)
+    tiles.set(block_m=64)
+    assert tiles.wait().ok
+    assert "line 12 of some_kernel: not today" in tiles.panel.table.value
+    assert not tiles.errors
+
+
+def test_the_fusion_explorer_has_the_panel_too():
+    explorer = explore.fusion()
+    if torch.cuda.is_available():
+        explorer.source.value = RECORDING
+    explorer.set(fused="triton")
+    explorer.wait()
+    assert "16 B" in explorer.panel.table.value
+    assert "not used" in explorer.panel.table.value
+    explorer.set(fused="eager")
+    explorer.wait()
+    assert "no GPU kernel" in explorer.panel.table.value

@@ -350,17 +350,20 @@ def _vendor_product(dev: torch.device, dtype: str, size: int) -> Callable[[], ob
 
 
 class tf32_allowed:
-    """Context: may float32 matrix products use the tf32 matrix units? Restores the old setting."""
+    """Context: may float32 matrix products and convolutions use the tf32 matrix units? Restores the old settings."""
 
     def __init__(self, allowed: bool) -> None:
         self.precision = "tf32" if allowed else "ieee"
+        self.settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
 
     def __enter__(self) -> None:
-        self.before = torch.backends.cuda.matmul.fp32_precision
-        torch.backends.cuda.matmul.fp32_precision = self.precision
+        self.before = [setting.fp32_precision for setting in self.settings]
+        for setting in self.settings:
+            setting.fp32_precision = self.precision
 
     def __exit__(self, *exc: object) -> None:
-        torch.backends.cuda.matmul.fp32_precision = self.before
+        for setting, before in zip(self.settings, self.before, strict=True):
+            setting.fp32_precision = before
 
 
 # --- identity and limits -------------------------------------------------------------------------

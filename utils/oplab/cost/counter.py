@@ -142,7 +142,7 @@ def count(fn: Callable[..., Any], *args: Any, backward: bool = False, gradient: 
         out = fn(*args, **kwargs)
     if backward:
         counter._backward_from = len(counter._operators)
-        outputs = tensors_in(_flat(out))
+        outputs = tensors_of(out)
         if not outputs:
             raise ValueError(TEXT["no_tensor"])
         roots = [t for t in outputs if t.requires_grad]
@@ -154,10 +154,10 @@ def count(fn: Callable[..., Any], *args: Any, backward: bool = False, gradient: 
     return counter.costs
 
 
-def _flat(out: Any) -> Any:
-    """Outputs inside dataclasses and model outputs, too."""
-    leaves, _ = torch.utils._pytree.tree_flatten(out)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+def tensors_of(value: Any) -> list[Tensor]:
+    """All tensors of an output or of arguments, inside dataclasses and model outputs, too."""
+    entries, _ = torch.utils._pytree.tree_flatten(value)
+    return tensors_in([entry for entry in entries if isinstance(entry, Tensor)])
 
 
 def _gradients(roots: list[Tensor], given: Any) -> list[Tensor]:
@@ -173,7 +173,7 @@ class _leaves_untouched:
     """Context: ``.grad`` of all leaves of a graph is put aside and restored."""
 
     def __init__(self, roots: list[Tensor]) -> None:
-        self.leaves = _leaves(roots)
+        self.leaves = leaves_of(roots)
 
     def __enter__(self) -> None:
         self.before = [leaf.grad for leaf in self.leaves]
@@ -185,7 +185,8 @@ class _leaves_untouched:
             leaf.grad = grad
 
 
-def _leaves(roots: list[Tensor]) -> list[Tensor]:
+def leaves_of(roots: list[Tensor]) -> list[Tensor]:
+    """The inputs and parameters that a graph differentiates with respect to."""
     leaves: dict[int, Tensor] = {id(t): t for t in roots if t.is_leaf}
     stack, seen = [t.grad_fn for t in roots if t.grad_fn is not None], set()
     while stack:

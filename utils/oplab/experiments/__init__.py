@@ -1,5 +1,6 @@
 """Questions with knobs. One file each; `ALL` lists them, `by_name` finds one."""
 
+from oplab.experiments.backward import BACKWARD
 from oplab.experiments.experiment import Experiment, Knob
 from oplab.experiments.fusion import FUSION
 from oplab.experiments.operators import OPERATORS
@@ -8,7 +9,7 @@ from oplab.experiments.result import LIVE_CPU, LIVE_GPU, RECORDED, SOURCES, Resu
 from oplab.experiments.tiles import TILES
 from oplab.experiments.traps import TRAPS
 
-ALL: tuple[Experiment, ...] = (TRAPS, OPERATORS, TILES, FUSION)
+ALL: tuple[Experiment, ...] = (TRAPS, OPERATORS, TILES, FUSION, BACKWARD)
 
 
 def by_name(name: str) -> Experiment:
@@ -21,6 +22,7 @@ def by_name(name: str) -> Experiment:
 
 __all__ = [
     "ALL",
+    "BACKWARD",
     "FUSION",
     "LIVE_CPU",
     "LIVE_GPU",

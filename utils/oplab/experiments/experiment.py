@@ -11,6 +11,8 @@ from functools import lru_cache
 import torch
 
 from oplab import timing
+from oplab.compiler import Compiled
+from oplab.compiler.targets import Target
 from oplab.experiments import recording as recordings
 from oplab.experiments.recording import Recording, RecordingError
 from oplab.experiments.result import INVALID, LIVE_CPU, LIVE_GPU, NOT_RECORDED, RECORDED, SOURCES, UNAVAILABLE, Result
@@ -115,6 +117,13 @@ class Experiment:
     def distinct_kernels(self, settings: list[dict]) -> list[dict]:
         """One setting for each kernel that has to be compiled."""
         return settings
+
+    def compiled(self, knobs: dict, source: str, target: Target) -> tuple[Compiled, int] | None:
+        """The Triton kernel of one setting compiled for ``target`` and how many blocks of it are launched.
+
+        No GPU is needed. None for settings that run no Triton kernel of this course.
+        """
+        return None
 
     def check(self, knobs: dict, source: str) -> None:
         """ValueError for combinations that mean nothing."""

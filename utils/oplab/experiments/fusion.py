@@ -8,6 +8,8 @@ from itertools import product
 
 import torch
 
+from oplab.compiler import Compiled
+from oplab.compiler.targets import Target
 from oplab.experiments.experiment import Experiment, Knob, dtype_name, offered, whole_number
 from oplab.experiments.live import Cost, Work, trial
 from oplab.experiments.result import Result
@@ -59,6 +61,13 @@ class Fusion(Experiment):
             candidate=partial(_candidate, knobs["fused"]),
             baseline=TEXT["baseline"],
         )
+
+    def compiled(self, knobs: dict, source: str, target: Target) -> tuple[Compiled, int] | None:
+        if knobs["fused"] != "triton":
+            return None
+        block, size = pointwise.Block(), knobs["size"]
+        blocks = -(-size // block.rows) * -(-size // block.block_n)
+        return pointwise.compile_for(target, dtype=knobs["dtype"], **vars(block)), blocks
 
     def settings(self, source: str) -> Iterator[dict]:
         size, dtype, fused = (knob.choices(source) for knob in self.knobs)

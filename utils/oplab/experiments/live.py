@@ -95,7 +95,7 @@ def trial(
     try:
         ceilings = machine(device)
         with timing.device_lock(device):
-            free = _free_bytes(device)
+            free = free_bytes(device)
             if key not in _shared_work and work_bytes > free + _held_bytes():
                 text = TEXT["memory"].format(need=work_bytes / 1e9, free=free / 1e9, device=result.machine)
                 return result.failed(OUT_OF_MEMORY, text)
@@ -160,7 +160,8 @@ def _held_bytes() -> int:
     return sum(t.nbytes for t in tensors)
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
+    """Bytes that could be allocated on ``device`` now."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + cached)

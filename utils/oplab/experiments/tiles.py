@@ -8,6 +8,8 @@ from itertools import product
 
 import torch
 
+from oplab.compiler import Compiled
+from oplab.compiler.targets import Target
 from oplab.experiments.experiment import Experiment, Knob, block_size, dtype_name, whole_number
 from oplab.experiments.live import Cost, Work, trial
 from oplab.experiments.result import LIVE_CPU, Result
@@ -72,6 +74,15 @@ class Tiles(Experiment):
         # Small operands: what is compiled depends on dtype and divisibility, not on the size.
         a, b, out = (torch.empty(256, 256, dtype=DTYPES[knobs["dtype"]], device="cuda") for _ in range(3))
         matmul.Launch(a, b, out, kernel=knobs["kernel"], tile=_tile(knobs), tf32=knobs["dtype"] == "tf32").compile()
+
+    def compiled(self, knobs: dict, source: str, target: Target) -> tuple[Compiled, int] | None:
+        if source == LIVE_CPU:
+            return None
+        tile, size = _tile(knobs), knobs["size"]
+        even = size % tile.block_k == 0
+        tiles = -(-size // tile.block_m) * -(-size // tile.block_n)
+        made = matmul.compile_for(target, dtype=knobs["dtype"], kernel=knobs["kernel"], even_k=even, **vars(tile))
+        return made, min(tiles, target.sms) if knobs["kernel"] == "persistent" else tiles
 
     def distinct_kernels(self, settings: list[dict]) -> list[dict]:
         kernels = {tuple((k, v) for k, v in knobs.items() if k != "size"): knobs for knobs in settings}

@@ -27,8 +27,6 @@ TEXT = {
     "three": "{flops}, {bytes}: {intensity:.3g} FLOP per byte.",
     "bandwidth": "{value:,.0f} GB/s",
     "refused": "<b>did not run</b>",
-    "waves": "{tiles:.0f} tiles fill the SMs {waves:.2f} times.",
-    "shared": "{shared:,.0f} B of shared memory and {registers:.0f} registers per thread.",
     "moved": "{kernels:.0f} kernel(s) move {moved:.3g} GB; {least:.3g} GB must move.",
 }
 
@@ -36,12 +34,12 @@ TEXT = {
 def tiles() -> Explorer:
     """The tile of a matrix product: knobs, rate against the vendor library and the peak, a map of tiles."""
     sliders = ("size", "block_m", "block_n", "block_k", "num_warps", "num_stages")
-    return Explorer(TILES, View(_tiles_headline, _tiles_pictures, _tiles_remark, sliders))
+    return Explorer(TILES, View(_tiles_headline, _tiles_pictures, sliders=sliders, compiler=True))
 
 
 def fusion() -> Explorer:
     """An element-wise chain run four ways: time, kernels and bytes against a copy of the same bytes."""
-    return Explorer(FUSION, View(_fusion_headline, _fusion_pictures, _fusion_remark, ("size",)))
+    return Explorer(FUSION, View(_fusion_headline, _fusion_pictures, _fusion_remark, ("size",), compiler=True))
 
 
 def roofline() -> Explorer:
@@ -116,17 +114,6 @@ def _tiles_headline(result: Result) -> str:
     if result.speedup:
         parts.append(TEXT["ratio"].format(ratio=result.speedup, baseline=escape(result.baseline)))
     return " &nbsp;·&nbsp; ".join(parts)
-
-
-def _tiles_remark(result: Result) -> str:
-    parts = []
-    if "waves" in result.resources:
-        parts.append(TEXT["waves"].format(**result.resources))
-    if "registers" in result.resources:
-        parts.append(
-            TEXT["shared"].format(shared=result.resources["shared_bytes"], registers=result.resources["registers"])
-        )
-    return " ".join(parts)
 
 
 def _tiles_pictures(explorer: Explorer, result: Result) -> list[bytes]:

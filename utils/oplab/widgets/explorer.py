@@ -20,11 +20,13 @@ import ipywidgets as w
 import torch
 
 from oplab import timing
+from oplab.compiler import compile as compiler
 from oplab.drawing import Picture
 from oplab.experiments import LIVE_CPU, LIVE_GPU, RECORDED, Experiment, Recording, RecordingError, Result
 from oplab.experiments.experiment import DEFAULT_RECORDING
 from oplab.experiments.recording import names as recording_names
 from oplab.machine import cpu_name
+from oplab.widgets.panel import ResourcePanel
 
 DEBOUNCE = 0.15  # seconds that a live request waits for a newer one
 HISTORY = 8  # rows shown
@@ -67,6 +69,7 @@ class View:
     count: int = 2  # pictures, and the width of each in pixels
     width: int = 405
     still: Callable[[], Picture] | None = None  # for viewers that run nothing, instead of `pictures`
+    compiler: bool = False  # show what the GPU compiler made of the setting
 
 
 class Explorer:
@@ -78,7 +81,7 @@ class Explorer:
         self.results: dict[tuple, Result] = {}  # the latest answer per source and setting
         self.history: list[Result] = []
         self.current: Result | None = None
-        self._token = self._answered = 0
+        self._token = self._answered = self._compiled = 0
         self._publishing = threading.Lock()
         self._build()
         self._offer_knobs()
@@ -119,6 +122,17 @@ class Explorer:
         except timing.Withdrawn:
             return
         self._show(result, token)
+        self._show_compiled(result, token)
+
+    def _show_compiled(self, result: Result, token: int) -> None:
+        """Ask the compiler about the setting that is on the page; it may take seconds the first time."""
+        if self.panel is not None and token == self._token:
+            self.panel.announce()
+            answer = self.panel.answer(result.knobs, self.source.value[0])
+            with self._publishing:
+                if token == self._token:
+                    self.panel.table.value = answer
+        self._compiled = max(self._compiled, token)  # an overtaken request may end last
 
     def _show(self, result: Result, token: int) -> None:
         """Draw, then put everything on the page at once, unless the knobs have moved on meanwhile."""
@@ -198,6 +212,7 @@ class Explorer:
         ]
         for image in self.images:
             image.add_class("oplab-picture")
+        self.panel = ResourcePanel(self.experiment) if self.view.compiler else None
         self.box = w.VBox(
             [
                 w.HTML(STYLE),
@@ -206,9 +221,14 @@ class Explorer:
                 self.headline,
                 self.reason,
                 w.HBox(self.images, layout={"flex_flow": "row wrap"}),
+                *([self.panel.box] if self.panel else []),
                 self.table,
             ]
         )
+        if self.panel is not None:
+            self.panel.aim(self.source.label.split(": ", 1)[1])
+            self.panel.target.observe(self._guarded(lambda change: self._retarget()), "value")
+            compiler.start()
         self.box.add_class("oplab-explorer")
 
     def _offer_knobs(self) -> None:
@@ -237,8 +257,18 @@ class Explorer:
         self.reveal.layout.visibility = "visible" if name else "hidden"
 
     def _source_changed(self) -> None:
+        if self.panel is not None:
+            self.panel.aim(self.source.label.split(": ", 1)[1])
         self._offer_knobs()  # new controls: their first values raise no events
         self.request()
+
+    def _retarget(self) -> None:
+        """Another GPU to compile for: the result on the page stays."""
+        if self.current is not None and self._answered == self._token:  # else the coming answer asks
+            self._compiled = -1
+            threading.Thread(
+                target=self._guard, args=(self._show_compiled, self.current, self._token), daemon=True
+            ).start()
 
     def _redraw(self) -> None:
         if self.current is not None and self._answered == self._token:  # else the coming answer draws
@@ -277,14 +307,14 @@ class Explorer:
             with self._publishing:
                 self.reason.value = f"<div class='oplab-reason'>{escape(text)}</div>"
                 self._say(TEXT["failed"])
-                self._answered = self._token
+                self._answered = self._compiled = self._token
 
     # -- on the page
 
     def wait(self, timeout: float = 60.0) -> Result | None:
         """Until the latest request is answered; for scripts and tests. TimeoutError after ``timeout`` seconds."""
         end = time.monotonic() + timeout
-        while self._answered != self._token:
+        while self._answered != self._token or self._compiled < self._answered:
             if time.monotonic() > end:
                 raise TimeoutError(f"no answer within {timeout} s; last state: {self.state.value}")
             time.sleep(0.02)
