@@ -269,7 +269,7 @@ def test_the_panel_follows_knobs_and_target(tiles):
     assert "does not fit, shared memory" in tiles.panel.table.value
     for gpu in ("MI300X", "B200"):
         tiles.panel.target.value = gpu
-        tiles.set(kernel="persistent", num_stages=2)
+        tiles.set(kernel="persistent", num_stages=3)
         tiles.wait()
         assert gpu in tiles.panel.table.value
         assert "oplab-reason" not in tiles.panel.table.value, tiles.panel.table.value

@@ -60,6 +60,8 @@ def _short(name: str) -> str:
     family = {"wgmma": "wgmma", "mma": "mma.sync", "tcgen05": "tcgen05.mma"}[parts[0]]
     shape = next((part for part in parts if re.fullmatch(r"m\d+n\d+k\d+", part)), "")
     dtypes = [part for part in parts if re.fullmatch(r"(bf16|tf32|f\d+|e\dm\d|[su]\d+|f8f6f4|i8)", part)]
+    if "kind" in parts:  # tcgen05: "f16" stands for bf16 as well
+        return f"{family} kind::{parts[parts.index('kind') + 1]}"
     # D, A, B, C in this order; A is what people mean by the dtype of the product.
     dtype = dtypes[1] if len(dtypes) > 1 else "".join(dtypes)
     return " ".join(part for part in (family, shape, dtype) if part)
@@ -86,7 +88,7 @@ def _widths(instructions: dict[str, int], plain: tuple[str, ...], amd: str, dire
             found[f"{int(match[1] or 1) * int(match[2]) // 8} B"] += count
         elif name.startswith(("global" + amd, "buffer" + amd, "flat" + amd)):
             word = re.sub(r"^(?:global|buffer|flat)_(?:load|store)_(?:lds_)?", "", name)
-            word = word.replace("d16_hi_", "").replace("d16_", "").removesuffix("_d16_hi").removesuffix("_d16")
+            word = re.sub(r"_?d16(_hi)?_?", "", word)  # the upper or lower half of a register
             found[f"{_AMD_WORDS[word]} B" if word in _AMD_WORDS else word] += count
     return dict(found.most_common())
 

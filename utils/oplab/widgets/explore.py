@@ -1,4 +1,4 @@
-"""The explorers, one function each: ``tiles()``, ``fusion()``, ``roofline()``, ``amdahl()``."""
+"""The explorers, one function each: ``tiles()``, ``fusion()``, ``roofline()``, ``amdahl()``, ``backends()``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from oplab.profiler import Profile, recorded
 from oplab.timing import seconds
 from oplab.widgets import pictures
 from oplab.widgets.amdahl import AmdahlExplorer
+from oplab.widgets.backends import BackendsExplorer
 from oplab.widgets.explorer import Explorer, View
 
 # What people read, in one place.
@@ -52,6 +53,11 @@ def roofline() -> Explorer:
 def amdahl(profile: Profile | None = None) -> AmdahlExplorer:
     """What speeding up one kind of operator does to the whole step; of ``profile``, else of the recorded GPT-2."""
     return AmdahlExplorer(profile or recorded.load("gpt2"))
+
+
+def backends() -> BackendsExplorer:
+    """One kernel compiled for four GPUs, side by side: matrix instruction, load width, registers. Needs no GPU."""
+    return BackendsExplorer()
 
 
 def _operator_headline(result: Result) -> str:
