@@ -8,13 +8,13 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 
 import pytest
 import torch
 
 triton = pytest.importorskip("triton", reason="Triton does not exist on this platform")
 import triton.language as tl  # noqa: E402
-
 from oplab.compiler import KernelError, WorkerError, compile_for, targets  # noqa: E402
 from oplab.compiler import compile as module  # noqa: E402
 from oplab.compiler.source import SourceError  # noqa: E402
@@ -251,7 +251,7 @@ def test_listings():
     assert "HGMMA" in repr(compiled.show("sass"))
     assert "tt.dot" in repr(compiled.show("ttir"))
     assert "s_endpgm" in repr(pointwise.compile_for("MI300X").show("amdgcn"))
-    with pytest.raises(KeyError, match="amdgcn.*ptx.*sass"):
+    with pytest.raises(KeyError, match=r"amdgcn.*ptx.*sass"):
         compiled.show("amdgcn")
 
 
@@ -286,10 +286,11 @@ def test_a_cache_folder_that_cannot_be_written(monkeypatch, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("OPLAB_CACHE_DIR", str(blocked))
-    with pytest.warns(UserWarning, match="could not keep compiled kernels") as caught:
+    with pytest.warns(UserWarning, match="could not keep compiled kernels"):
         assert pointwise.compile_for("H200").fits
+    with warnings.catch_warnings():  # said once, not for each kernel
+        warnings.simplefilter("error")
         assert pointwise.compile_for("A100").fits
-    assert len(caught) == 1
 
 
 def test_a_cell_executed_again_with_a_changed_kernel():
@@ -381,8 +382,8 @@ def test_globals_that_a_kernel_cannot_use():
 
 
 def test_arguments_that_do_not_go_together():
-    with pytest.raises(TypeError, match=r"scale_kernel needs factor.*'fp16', 'i32'|scale_kernel needs factor"):
-        signature = {k: v for k, v in SCALE.items() if k != "factor"}
+    signature = {k: v for k, v in SCALE.items() if k != "factor"}
+    with pytest.raises(TypeError, match=r"scale_kernel needs factor: signature=.*'i32'"):
         compile_for(scale_kernel, "sm_80", signature=signature, constants={"BLOCK": 16})
     with pytest.raises(TypeError, match="needs a value for BLOCK"):
         compile_for(scale_kernel, "sm_80", signature=SCALE)
@@ -398,7 +399,7 @@ def test_arguments_that_do_not_go_together():
 
 @pytest.mark.parametrize("name", ["sm_42", "H300", "RTX 4091", "", "gfx9"])
 def test_an_unknown_target_lists_the_known_ones(name):
-    with pytest.raises(ValueError, match="Architectures: sm_75.*gfx1100.*MI300X"):
+    with pytest.raises(ValueError, match=r"Architectures: sm_75.*gfx1100.*MI300X"):
         matmul.compile_for(name)
 
 

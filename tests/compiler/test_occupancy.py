@@ -1,7 +1,6 @@
 """Blocks per SM, against values worked out from the published rules."""
 
 import pytest
-
 from oplab.compiler import instructions as reading
 from oplab.compiler.occupancy import occupancy
 from oplab.compiler.targets import find

@@ -40,6 +40,7 @@ class Worker:
         self.process: subprocess.Popen | None = None
         self._lock = threading.Lock()
         self._log: IO[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory | None = None
         atexit.register(self.stop)
 
     def ask(self, request: dict, timeout: float, progress: Callable[[float], None] | None = None) -> dict:
@@ -85,6 +86,9 @@ class Worker:
             environment = {**os.environ, **{k: v for k, v in self.environment.items() if v is not None}}
             for name in [name for name, value in self.environment.items() if value is None]:
                 environment.pop(name, None)
+            # What a killed worker leaves behind goes with its folder; Triton's own cache is not the learner's.
+            self._folder = tempfile.TemporaryDirectory(prefix="oplab-worker-", ignore_cleanup_errors=True)
+            environment |= {"TMPDIR": self._folder.name, "TRITON_CACHE_DIR": f"{self._folder.name}/cache"}
             self._log = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the worker lives)
             command = [sys.executable, "-m", self.module]
             self.process = subprocess.Popen(
