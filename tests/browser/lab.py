@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 CONFIG = """
 from jupyterlab.galata import configure_jupyter_server
@@ -126,18 +126,18 @@ class Notebook:
             time.sleep(0.3)
         raise TimeoutError(f"cells did not finish: {prompts}")
 
-    def explorer(self) -> Explorer:
-        box = self.page.locator(".oplab-explorer")
+    def explorer(self, name: str) -> Explorer:
+        """The explorer of this experiment."""
+        box = self.page.locator(f".oplab-explorer.oplab-{name}")
         box.first.scroll_into_view_if_needed()
-        return Explorer(self.page)
+        return Explorer(self.page, box.first)
 
 
 class Explorer:
-    """The first explorer on the page, as a learner handles it."""
+    """An explorer on the page, as a learner handles it."""
 
-    def __init__(self, page: Page) -> None:
-        self.page = page
-        self.box = page.locator(".oplab-explorer").first
+    def __init__(self, page: Page, box: Locator) -> None:
+        self.page, self.box = page, box
 
     @property
     def headline(self) -> str:

@@ -19,7 +19,7 @@ def quiet(notebook):
 def test_tiles(open_notebook):
     notebook = open_notebook("04-compute-bound.ipynb")
     notebook.run_all()
-    explorer = notebook.explorer()
+    explorer = notebook.explorer("tiles")
     explorer.choose("numbers from", "recorded: NVIDIA H200")
     explorer.wait()
     headline, picture = explorer.headline, explorer.picture
@@ -40,11 +40,25 @@ def test_tiles(open_notebook):
     quiet(notebook)
 
 
+def test_the_compilers_panel_follows_the_target(open_notebook):
+    notebook = open_notebook("04-compute-bound.ipynb")
+    notebook.run_all()
+    explorer = notebook.explorer("tiles")
+    explorer.choose("numbers from", "recorded: NVIDIA H200")
+    explorer.wait()
+    explorer.box.locator("text=wgmma m64n128k16 bf16").wait_for(timeout=30_000)
+    explorer.choose("compile for", "A100 (sm_80)")
+    explorer.box.locator("text=mma.sync m16n8k16 bf16").wait_for(timeout=30_000)
+    explorer.key("num_stages", "ArrowRight")
+    explorer.box.locator("text=98,304 of 166,912 B").wait_for(timeout=30_000)
+    quiet(notebook)
+
+
 def test_a_recorded_change_is_on_the_page_within_300_ms(open_notebook):
     """Median of several key presses, from key to new picture; 300 ms is the promise, twice that the limit here."""
     notebook = open_notebook("04-compute-bound.ipynb")
     notebook.run_all()
-    explorer = notebook.explorer()
+    explorer = notebook.explorer("tiles")
     explorer.choose("numbers from", "recorded: NVIDIA H200")
     explorer.wait()
     spent = []
@@ -61,7 +75,7 @@ def test_a_recorded_change_is_on_the_page_within_300_ms(open_notebook):
 def test_live_cpu_shows_its_states(open_notebook):
     notebook = open_notebook("04-compute-bound.ipynb")
     notebook.run_all()
-    explorer = notebook.explorer()
+    explorer = notebook.explorer("tiles")
     explorer.wait()
     options = explorer.box.locator(".widget-dropdown:has(label:text-is('numbers from')) option").all_inner_texts()
     explorer.choose("numbers from", next(o for o in options if o.startswith("live")))
@@ -81,7 +95,7 @@ def test_live_cpu_shows_its_states(open_notebook):
 def test_fusion(open_notebook):
     notebook = open_notebook("05-memory-bound.ipynb")
     notebook.run_all()
-    explorer = notebook.explorer()
+    explorer = notebook.explorer("fusion")
     explorer.choose("numbers from", "recorded: NVIDIA H200")
     explorer.wait()
     headline, picture = explorer.headline, explorer.picture
@@ -130,7 +144,7 @@ def test_your_machine_runs_and_takes_a_prediction(open_notebook):
 def test_pictures_keep_their_shape_and_suit_the_theme(open_notebook, server, width):
     notebook = open_notebook("04-compute-bound.ipynb", width=width)
     notebook.run_all()
-    explorer = notebook.explorer()
+    explorer = notebook.explorer("tiles")
     explorer.wait()
     for image in explorer.box.locator("img.oplab-picture").all():
         box = image.bounding_box()

@@ -8,8 +8,14 @@ import importlib
 
 __version__ = "0.1.0"
 
-_MODULES = ("cli", "cost", "experiments", "kernels", "machine", "models", "roofline", "timing", "widgets")
-_SHORTCUTS = {"count": "cost", "measure": "timing", "explore": "widgets", "predict": "widgets"}
+_MODULES = (
+    "cli", "compiler", "cost", "experiments", "kernels", "machine", "models", "profiler", "roofline", "timing",
+    "widgets",
+)  # fmt: skip
+_SHORTCUTS = {
+    "compile_for": "compiler", "trace": "compiler", "count": "cost", "profile": "profiler", "measure": "timing",
+    "explore": "widgets", "predict": "widgets",
+}  # fmt: skip
 
 __all__ = ["__version__", *_MODULES, *_SHORTCUTS]
 

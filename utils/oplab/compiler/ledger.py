@@ -41,7 +41,7 @@ class Shadow:
                 region.loaded, region.stored = np.repeat(region.loaded, times), np.repeat(region.stored, times)
 
 
-@dataclass
+@dataclass(eq=False)
 class Region:
     """The addresses of one tensor argument. Each has addresses of its own, even where storages are shared.
 
@@ -49,6 +49,7 @@ class Region:
     ``high``: the bytes of the storage that may be touched. Addresses in bytes, below 2^63.
     """
 
+    number: int  # among the tensors of the call
     name: str
     start: int
     stop: int
@@ -57,6 +58,7 @@ class Region:
     high: int
     itemsize: int
     shadow: Shadow
+    own: np.ndarray | None = None  # of outputs: byte offset of each element
     loaded: np.ndarray = field(init=False)
     stored: np.ndarray = field(init=False)
     counts: dict[str, int] = field(init=False)
@@ -122,9 +124,7 @@ class Ledger:
     def _nearest(self, address: int) -> Region:
         return self.regions[max(0, int(np.searchsorted(self.starts, np.uint64(address), "right")) - 1)]
 
-    def _masked(
-        self, kind: str, lanes: np.ndarray, off: int, live: np.ndarray, place: Place, other: bool
-    ) -> None:
+    def _masked(self, kind: str, lanes: np.ndarray, off: int, live: np.ndarray, place: Place, other: bool) -> None:
         region = self._nearest(int(live[0] if len(live) else lanes[0]))
         region.counts["masked_loads" if kind == LOAD else "masked_stores"] += off
         if kind == LOAD and not other:
@@ -146,8 +146,10 @@ class Ledger:
             if out.any():
                 outside |= out
                 first = int(offset[np.argmax(out)])
-                past = first - region.high if first >= region.low else first - region.low
-                self._problem(f"out-of-bounds {kind}", region, place, int(out.sum()), past=past, size=itemsize)
+                past: int | None = first - region.high if first >= region.low else first - region.low
+                if not region.start <= region.base + first < region.stop:
+                    past = None  # far from every tensor
+                self._problem(f"out-of-bounds {kind}", region, place, int(out.sum()), past=past)
             if (inside := mine & ~out).any():
                 self._touch(kind, region, live[inside], itemsize, place, reads, meets)
         if not outside.any():
@@ -189,7 +191,7 @@ class Ledger:
         if self.kept > KEPT_ELEMENTS:
             self.steps, self.elements = None, []
             return
-        self.steps.append((self.program - 1, self.regions.index(region), kind, place))
+        self.steps.append((self.program - 1, region.number, kind, place))
         self.elements.append((offset // region.itemsize).astype(np.int32 if region.high < 2**31 else np.int64))
 
     def _load(self, region: Region, where: np.ndarray, place: Place, kind: str) -> None:
@@ -197,7 +199,7 @@ class Ledger:
         region.loaded[where] = True
         shadow.loaded[where] = True
         if shadow.empty is not None and (missing := shadow.empty[where]).any():
-            self._problem("uninitialised load", region, place, int(missing.sum()), where=where[missing], size=shadow.unit)
+            self._problem("uninitialised load", region, place, int(missing.sum()), where=where[missing])
         if kind == ATOMIC:
             return
         if shadow.any_stored:
@@ -240,8 +242,10 @@ class Ledger:
     ) -> None:
         """Programs run one after the other here: if the first and the last to do it were this one, all were."""
         me = self.program
-        earlier, later = first[where], last[where]
-        other = np.where((earlier != me) & (earlier != 0), earlier, np.where(later != me, later, 0))
+        other = first[where]
+        other[other == me] = 0
+        if last is not first:
+            other = np.maximum(other, np.where((later := last[where]) == me, 0, later))
         if not other.any():
             return
         mine = self.met.get(me)
@@ -255,7 +259,7 @@ class Ledger:
                 return
         found = other != 0
         who = int(other[np.argmax(found)]) - 1
-        self._problem(kind, region, place, int(found.sum()), where=where[found], other=who, size=region.shadow.unit)
+        self._problem(kind, region, place, int(found.sum()), where=where[found], other=who)
 
     def _problem(
         self,
@@ -264,23 +268,28 @@ class Ledger:
         place: Place,
         count: int,
         *,
-        size: int,
         where: np.ndarray | None = None,
         past: int | None = None,
         other: int | None = None,
     ) -> None:
-        """One more of a problem; the first of its kind at this tensor and line is the example."""
-        count *= 1 if past is not None else max(1, size)  # in bytes where units are counted
+        """One more of a problem; the first of its kind at this tensor and line is the example.
+
+        ``count``: lanes outside; else units of the shadow at ``where``, kept as bytes. ``past``: bytes after
+        the end of the tensor or, negative, before its start.
+        """
+        size = 1 if where is None else region.shadow.unit
         entry = self.problems.get((kind, region.name, place))
         if entry is not None:
-            entry["count"] += count
+            entry["count"] += count * size
             return
-        byte = None if where is None else int(where[0]) * size
         self.problems[kind, region.name, place] = {
-            "count": count, "program": self.program - 1, "other": other, "past": past, "size": size, "byte": byte,
+            "count": count * size, "program": self.program - 1, "other": other, "past": past,
+            "byte": None if where is None else int(where[0]) * size,
         }  # fmt: skip
 
     def never_stored(self, region: Region) -> int:
-        """Bytes of an output without a value at the end."""
+        """Elements of an output without a value at the end."""
         empty = region.shadow.empty
-        return 0 if empty is None else int(empty.sum()) * region.shadow.unit
+        if empty is None or region.own is None:
+            return 0
+        return int(empty[region.own // region.shadow.unit].sum())

@@ -115,9 +115,7 @@ class Pass:
 
     def exact(self) -> tuple[Tensor, ...]:
         """The gradients in float64."""
-        doubles = tuple(
-            t.detach().double().requires_grad_() if t.is_floating_point() else t for t in self.inputs
-        )
+        doubles = tuple(t.detach().double().requires_grad_() if t.is_floating_point() else t for t in self.inputs)
         return Pass(self.call, doubles, self.call(*doubles), self.gradient.double()).backward()
 
 
@@ -289,9 +287,11 @@ def ratios(operators: Iterable[str] = tuple(MENU), *, source: str = RECORDED, **
 def _ratio_row(result: Result) -> dict[str, str]:
     row = {"operator": str(result.knobs["operator"])}
     if result.seconds is None or result.baseline_seconds is None:
-        return row | dict.fromkeys(("forward", "backward", "backward / forward", "predicted"), "") | {
-            "remark": result.reason
-        }
+        return (
+            row
+            | dict.fromkeys(("forward", "backward", "backward / forward", "predicted"), "")
+            | {"remark": result.reason}
+        )
     least = [result.resources[f"{when}_floor_seconds"] for when in ("backward", "forward")]
     return row | {
         "forward": timing.seconds(result.baseline_seconds),

@@ -230,6 +230,7 @@ class Explorer:
             self.panel.target.observe(self._guarded(lambda change: self._retarget()), "value")
             compiler.start()
         self.box.add_class("oplab-explorer")
+        self.box.add_class(f"oplab-{self.experiment.name}")
 
     def _offer_knobs(self) -> None:
         """Make the controls that mean something for the chosen source; keep values that are still offered."""

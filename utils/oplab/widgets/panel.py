@@ -34,6 +34,7 @@ TEXT = {
     "many_waves": "{waves:.2f} waves of {places:,} blocks: in the last one {idle:.0%} of the places stay empty",
     "matrix": "matrix units",
     "loads": "global loads",
+    "wide": "{widths} at a time",
     "none": "not used",
 }
 
@@ -105,7 +106,7 @@ def table(compiled: Compiled, blocks: int) -> str:
     else:
         rows.append((TEXT["blocks"], _bar(2.0), TEXT["no_block"].format(what=held.limited_by)))
     rows.append((TEXT["matrix"], "", escape(", ".join(compiled.matrix_instructions) or TEXT["none"])))
-    rows.append((TEXT["loads"], "", escape(", ".join(compiled.load_widths) or TEXT["none"])))
+    rows.append((TEXT["loads"], "", TEXT["wide"].format(widths=", ".join(compiled.load_widths))))
     cells = "".join(f"<tr><td>{label}</td><td>{bar}</td><td>{text}</td></tr>" for label, bar, text in rows)
     title = TEXT["title"].format(target=target.label, version=compiled.triton)
     return f"<div class='oplab-panel'>{_quiet(title)}<table>{cells}</table></div>"
