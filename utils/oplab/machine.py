@@ -354,7 +354,7 @@ class tf32_allowed:
 
     def __init__(self, allowed: bool) -> None:
         self.precision = "tf32" if allowed else "ieee"
-        self.settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+        self.settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
 
     def __enter__(self) -> None:
         self.before = [setting.fp32_precision for setting in self.settings]

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from oplab.compiler.errors import KernelError, TritonMissing
     from oplab.compiler.process import WorkerError
     from oplab.compiler.targets import TARGETS
+    from oplab.compiler.tracing import trace
+    from oplab.compiler.traffic import Traffic
 
 _NAMES = {
     "Compiled": "compiled",
@@ -21,7 +23,7 @@ _NAMES = {
     "TritonMissing": "errors",
     "WorkerError": "process",
     "compile_for": "compile",
-    "trace": "trace",
+    "trace": "tracing",
 }
 __all__ = ["TARGETS", "Compiled", "KernelError", "Traffic", "TritonMissing", "WorkerError", "compile_for", "trace"]
 

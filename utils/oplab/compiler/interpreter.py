@@ -28,7 +28,8 @@ TRIED = ("3.6", "3.7")
 
 # What people read, in one place.
 TEXT = {
-    "missing": "trace needs {names} of triton.runtime.interpreter as they are in Triton {tried}; this is Triton {version}",
+    "missing": "trace needs {names} of triton.runtime.interpreter as they are in Triton {tried}; "
+    "this is Triton {version}",
     "untried": "trace was never tried with Triton {version} ({tried} were): check its numbers",
     "bf16": "the interpreter mishandles bfloat16: use fp16 or fp32 here; the traffic is the same for fp16",
 }
@@ -53,7 +54,8 @@ class Listener:
     def outside(self, kind: str, pointers: Any, mask: Any, **how: bool) -> np.ndarray | None:
         """Lanes of an access that lie in no tensor."""
         bits = pointers.get_element_ty().primitive_bitwidth
-        alive = np.broadcast_to(mask, pointers.data.shape)
+        # `mask & (row < M)` with a scalar on one side comes as int32.
+        alive = np.broadcast_to(mask, pointers.data.shape).astype(bool, copy=False)
         return self.ledger.access(kind, pointers.data, alive, max(1, bits // 8), self.place(), **how)
 
 
@@ -169,7 +171,7 @@ def _set_grid_idx(original: Callable) -> Callable:
 
 
 def _masked(mask: Any, outside: np.ndarray) -> Any:
-    return type(mask)(np.broadcast_to(mask.data, outside.shape) & ~outside, mask.dtype)
+    return type(mask)(np.broadcast_to(mask.data, outside.shape).astype(bool) & ~outside, mask.dtype)
 
 
 def _elsewhere(pointers: Any, outside: np.ndarray | None) -> Any:

@@ -62,11 +62,12 @@ class Saved:
     def frame(self) -> pd.DataFrame:
         """One row per kind, shape and dtype, most bytes first."""
         columns = ["what", "shape", "dtype", "tensors", "bytes"]
-        rows: dict[tuple, list] = {}
+        alike: dict[tuple, list[int]] = {}
         for t in self.tensors:
-            row = rows.setdefault((t.what, t.shape, t.dtype), [t.what, t.shape, t.dtype, 0, 0])
-            row[3:] = [row[3] + 1, row[4] + t.nbytes]
-        return pd.DataFrame(sorted(rows.values(), key=lambda row: -row[4]), columns=columns, dtype=object)
+            alike.setdefault((t.what, t.shape, t.dtype), []).append(t.nbytes)
+        rows: list[list[Any]] = [[*key, len(sizes), sum(sizes)] for key, sizes in alike.items()]
+        rows.sort(key=lambda row: -row[-1])
+        return pd.DataFrame(rows, columns=columns, dtype=object)
 
     def __repr__(self) -> str:
         if not self.tensors:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import pandas as pd
 import torch
@@ -273,7 +274,7 @@ def at_a_glance(operators: Iterable[str] = tuple(MENU), size: int = 4096, dtype:
     return pd.DataFrame(rows)
 
 
-def ratios(operators: Iterable[str] = tuple(MENU), *, source: str = RECORDED, **knobs: object) -> pd.DataFrame:
+def ratios(operators: Iterable[str] = tuple(MENU), *, source: str = RECORDED, **knobs: Any) -> pd.DataFrame:
     """Forward and backward seconds of each operator, and their ratio beside that of the predictions.
 
     An operator that was not measured says why; when none was, that is all the table says.

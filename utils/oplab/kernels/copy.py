@@ -7,12 +7,12 @@ lower level, where the programmer and not the compiler decides which thread hold
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from oplab import compiler
 from oplab.compiler.targets import Target, find
+from oplab.kernels import launch
 from oplab.kernels.triton_or_not import gl, gluon
 
 # What people read, in one place.
@@ -45,31 +45,21 @@ def copy_kernel(
     gl.store(y_ptr + offsets, gl.load(x_ptr + offsets, mask=inside), mask=inside)
 
 
-class Launch:
+class Launch(launch.Launch):
     """A call without arguments that copies ``x`` to ``out``; timing it does not time preparing it."""
 
     def __init__(self, x: torch.Tensor, out: torch.Tensor | None = None, vector: Vector = Vector()) -> None:
-        self.out = torch.empty_like(x) if out is None else out
-        alike = x.shape == self.out.shape and x.dtype == self.out.dtype
-        if not (alike and x.is_contiguous() and self.out.is_contiguous()):
-            raise ValueError(TEXT["shapes"].format(x=tuple(x.shape), y=tuple(self.out.shape)))
+        y = torch.empty_like(x) if out is None else out
+        alike = x.shape == y.shape and x.dtype == y.dtype
+        if not (alike and x.is_contiguous() and y.is_contiguous()):
+            raise ValueError(TEXT["shapes"].format(x=tuple(x.shape), y=tuple(y.shape)))
         if x.device.type == "cpu":
             raise ValueError(TEXT["gpu"])
         warp_size = torch.cuda.get_device_properties(x.device).warp_size
-        self.compiled: Any = None
-        self.operands = (x, self.out, x.numel())
-        self.options = _constants(vector, warp_size) | {"num_warps": vector.num_warps}
         block = warp_size * vector.num_warps * vector.vector * vector.unroll
-        self.grid = (-(-x.numel() // block),)
-
-    def __call__(self) -> torch.Tensor:
-        if self.out.numel():
-            self.compiled = copy_kernel[self.grid](*self.operands, **self.options)
-        return self.out
-
-    def compile(self) -> None:
-        """Compile without launching, so that compiling needs no hold on the device."""
-        copy_kernel.warmup(*self.operands, grid=self.grid, **self.options)
+        constants = _constants(vector, warp_size)
+        grid = (-(-x.numel() // block),)
+        super().__init__(copy_kernel, grid, (x, y, x.numel()), y, num_warps=vector.num_warps, **constants)
 
 
 def _constants(vector: Vector, warp_size: int) -> dict[str, int]:

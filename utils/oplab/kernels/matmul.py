@@ -14,6 +14,7 @@ import torch
 
 from oplab import compiler
 from oplab.compiler.targets import Target
+from oplab.kernels import launch
 from oplab.kernels.on_cpu import REORDER, split_rows
 from oplab.kernels.triton_or_not import tl, triton
 
@@ -23,7 +24,6 @@ TEXT = {
     "dtypes": "matmul needs A and B of one dtype; got {a} and {b}",
     "descriptor": "a tensor descriptor needs rows that start on 16-byte boundaries: {name} has rows of "
     "{stride} elements of {size} B. Use kernel='tiled' for this shape",
-    "interpreter": "Triton's interpreter mishandles bfloat16: use fp16 or fp32 there",
 }
 
 
@@ -133,7 +133,7 @@ def persistent(a: torch.Tensor, b: torch.Tensor, tile: Tile = Tile(), tf32: bool
     return Launch(a, b, kernel="persistent", tile=tile, tf32=tf32)()
 
 
-class Launch:
+class Launch(launch.Launch):
     """A call without arguments that computes ``out``; timing it does not time preparing it.
 
     ``kernel`` is "tiled" or "persistent". After a call, ``compiled`` is Triton's compiled kernel
@@ -151,40 +151,27 @@ class Launch:
         tf32: bool = False,
     ) -> None:
         check_operands(a, b)
-        self.a, self.b = (t if t.stride(-1) == 1 or t.numel() == 0 else t.contiguous() for t in (a, b))
+        a, b = (t if t.stride(-1) == 1 or t.numel() == 0 else t.contiguous() for t in (a, b))
         (M, K), N = a.shape, b.shape[1]
-        self.out = torch.empty((M, N), dtype=a.dtype, device=a.device) if out is None else out
-        self.compiled: Any = None
-        self.tiles = -(-M // tile.block_m) * -(-N // tile.block_n)
-        self.multiprocessors = _multiprocessors(a.device)
-        self.resources: dict[str, float] = {"tiles": self.tiles, "waves": self.tiles / self.multiprocessors}
-        self.empty = self.tiles == 0
-        self.options: dict[str, int | str] = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-        self.options |= {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k}
-        self.options |= {"GROUP_M": tile.group_m, "PRECISION": "tf32" if tf32 else "ieee"}
-        self.sizes = (M, N, K)
-        self.kernel: Any
-        self.operands: tuple[Any, ...]
+        c = torch.empty((M, N), dtype=a.dtype, device=a.device) if out is None else out
+        tiles = -(-M // tile.block_m) * -(-N // tile.block_n)
+        multiprocessors = _multiprocessors(a.device)
+        self.resources: dict[str, float] = {"tiles": tiles, "waves": tiles / multiprocessors}
+        options: dict[str, int | str] = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        options |= {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k}
+        options |= {"GROUP_M": tile.group_m, "PRECISION": "tf32" if tf32 else "ieee"}
+        self.nothing = tiles == 0 or K == 0
+        operands: tuple[Any, ...]
         if kernel == "persistent":
-            self.kernel, self.grid = persistent_kernel, (min(self.tiles, self.multiprocessors),)
-            pairs = zip("ABC", (self.a, self.b, self.out), _descriptor_blocks(tile), strict=True)
-            self.operands = () if self.empty or K == 0 else tuple(_descriptor(*pair) for pair in pairs)
-            self.tail: tuple[int, ...] = ()
+            pairs = zip("ABC", (a, b, c), _descriptor_blocks(tile), strict=True)
+            operands = () if self.nothing else tuple(_descriptor(*pair) for pair in pairs)
+            super().__init__(persistent_kernel, (min(tiles, multiprocessors),), (*operands, M, N, K), c, **options)
         else:
-            self.kernel, self.grid = tiled_kernel, (self.tiles,)
-            self.options["EVEN_K"] = K % tile.block_k == 0
-            self.operands = (self.a, self.b, self.out)
-            self.tail = (self.a.stride(0), self.b.stride(0), self.out.stride(0))
+            operands = (a, b, c, M, N, K, a.stride(0), b.stride(0), c.stride(0))
+            super().__init__(tiled_kernel, (tiles,), operands, c, **options, EVEN_K=K % tile.block_k == 0)
 
     def __call__(self) -> torch.Tensor:
-        if self.empty or self.sizes[2] == 0:
-            return self.out.zero_()  # a sum over nothing
-        self.compiled = self.kernel[self.grid](*self.operands, *self.sizes, *self.tail, **self.options)
-        return self.out
-
-    def compile(self) -> None:
-        """Compile without launching, so that compiling needs no hold on the device."""
-        self.kernel.warmup(*self.operands, *self.sizes, *self.tail, grid=self.grid, **self.options)
+        return self.out.zero_() if self.nothing else super().__call__()  # zero: a sum over nothing
 
 
 def compile_for(
@@ -239,8 +226,7 @@ def check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
         raise ValueError(TEXT["shapes"].format(a=tuple(a.shape), b=tuple(b.shape)))
     if a.dtype != b.dtype:
         raise ValueError(TEXT["dtypes"].format(a=a.dtype, b=b.dtype))
-    if a.device.type == "cpu" and a.dtype == torch.bfloat16:
-        raise ValueError(TEXT["interpreter"])
+    launch.refuse_bfloat16_on_cpu(a)
 
 
 # --- CPU: the same loop with and without tiles ----------------------------------------------------

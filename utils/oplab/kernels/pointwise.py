@@ -8,7 +8,6 @@ moves three times as much: every intermediate is written and read back.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numba
 import numpy as np
@@ -17,13 +16,13 @@ import torch.nn.functional as F
 
 from oplab import compiler
 from oplab.compiler.targets import Target
+from oplab.kernels import launch
 from oplab.kernels.on_cpu import REORDER, split_rows
 from oplab.kernels.triton_or_not import tl, triton
 
 # What people read, in one place.
 TEXT = {
     "shapes": "the chain needs x and residual [M, N], bias and scale [N]; got {shapes}",
-    "interpreter": "Triton's interpreter mishandles bfloat16: use fp16 or fp32 there",
 }
 
 
@@ -103,7 +102,7 @@ def fused(
     return Launch(x, bias, scale, residual, out, block)()
 
 
-class Launch:
+class Launch(launch.Launch):
     """A call without arguments that computes ``out``; timing it does not time preparing it."""
 
     def __init__(
@@ -116,24 +115,24 @@ class Launch:
         block: Block = Block(),
     ) -> None:
         check_operands(x, bias, scale, residual)
-        x, residual = (t if t.stride(-1) == 1 or t.numel() == 0 else t.contiguous() for t in (x, residual))
-        self.out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-        self.compiled: Any = None
-        self.operands = (x, bias.contiguous(), scale.contiguous(), residual, self.out)
+        x, residual = launch.rows_of(x), launch.rows_of(residual)
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
         M, N = x.shape
-        self.sizes = (M, N, x.stride(0), residual.stride(0), self.out.stride(0))
-        self.options = {"BLOCK_N": block.block_n, "ROWS": block.rows, "num_warps": block.num_warps}
         # One axis: a grid's second and third end at 65,535, too few for the rows of a tall array.
-        self.grid = (-(-M // block.rows) * -(-N // block.block_n),)
-
-    def __call__(self) -> torch.Tensor:
-        if self.out.numel():
-            self.compiled = chain_kernel[self.grid](*self.operands, *self.sizes, **self.options)
-        return self.out
-
-    def compile(self) -> None:
-        """Compile without launching, so that compiling needs no hold on the device."""
-        chain_kernel.warmup(*self.operands, *self.sizes, grid=self.grid, **self.options)
+        grid = (-(-M // block.rows) * -(-N // block.block_n),)
+        operands = (
+            x,
+            bias.contiguous(),
+            scale.contiguous(),
+            residual,
+            y,
+            M,
+            N,
+            *(t.stride(0) for t in (x, residual, y)),
+        )
+        super().__init__(
+            chain_kernel, grid, operands, y, BLOCK_N=block.block_n, ROWS=block.rows, num_warps=block.num_warps
+        )
 
 
 def compile_for(target: str | Target, *, dtype: str = "bf16", **block: int) -> compiler.Compiled:
@@ -153,8 +152,7 @@ def check_operands(x: torch.Tensor, bias: torch.Tensor, scale: torch.Tensor, res
     shapes = [tuple(t.shape) for t in (x, bias, scale, residual)]
     if x.dim() != 2 or shapes[1:] != [shapes[0][1:], shapes[0][1:], shapes[0]]:
         raise ValueError(TEXT["shapes"].format(shapes=shapes))
-    if x.device.type == "cpu" and x.dtype == torch.bfloat16:
-        raise ValueError(TEXT["interpreter"])
+    launch.refuse_bfloat16_on_cpu(x)
 
 
 # --- CPU -----------------------------------------------------------------------------------------
