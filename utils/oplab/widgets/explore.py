@@ -1,20 +1,22 @@
-"""The explorers, one function each: ``tiles()``, ``fusion()``, ``roofline()``, ``amdahl()``, ``backends()``."""
+"""The explorers, one function each: ``tiles()``, ``fusion()``, ``backward()``, ``roofline()``, …"""
 
 from __future__ import annotations
 
 from html import escape
 
 from oplab import roofline as rooflines
+from oplab.compiler import Traffic
 from oplab.cost.costs import readable
 from oplab.drawing import Picture
-from oplab.experiments import FUSION, LIVE_CPU, OPERATORS, RECORDED, TILES, Result
+from oplab.experiments import BACKWARD, FUSION, LIVE_CPU, OPERATORS, RECORDED, TILES, Result
 from oplab.machine import Machine, machine
 from oplab.profiler import Profile, recorded
 from oplab.timing import seconds
-from oplab.widgets import pictures
+from oplab.widgets import passes, pictures
 from oplab.widgets.amdahl import AmdahlExplorer
 from oplab.widgets.backends import BackendsExplorer
 from oplab.widgets.explorer import Explorer, View
+from oplab.widgets.touches import TouchesExplorer
 
 # What people read, in one place.
 TEXT = {
@@ -43,6 +45,11 @@ def fusion() -> Explorer:
     return Explorer(FUSION, View(_fusion_headline, _fusion_pictures, _fusion_remark, ("size",), compiler=True))
 
 
+def backward() -> Explorer:
+    """An operator forward and backward: the two times, their ratio, and what is kept between them."""
+    return Explorer(BACKWARD, View(passes.headline, passes.pictures, passes.remark, ("size",)))
+
+
 def roofline() -> Explorer:
     """Any operator on this machine's roofline: the prediction, then the measurement; earlier points stay."""
     sliders = ("size", "batch")
@@ -58,6 +65,11 @@ def amdahl(profile: Profile | None = None) -> AmdahlExplorer:
 def backends() -> BackendsExplorer:
     """One kernel compiled for four GPUs, side by side: matrix instruction, load width, registers. Needs no GPU."""
     return BackendsExplorer()
+
+
+def touches(traffic: Traffic) -> TouchesExplorer:
+    """Which elements each program of a traced kernel touches, step by step; of `compiler.trace` or ``Launch.trace``."""
+    return TouchesExplorer(traffic)
 
 
 def _operator_headline(result: Result) -> str:

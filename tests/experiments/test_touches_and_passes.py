@@ -1,0 +1,101 @@
+"""explore.touches() and explore.backward(): pictures of a trace, and of forward beside backward."""
+
+import importlib.util
+import time
+
+import pytest
+import torch
+from oplab.experiments import BACKWARD, LIVE_CPU
+from oplab.kernels import matmul
+from oplab.widgets import explore, passes, touches
+
+with_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton does not exist on this platform"
+)
+
+
+def until(condition, timeout=30.0):
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def traffic():
+    pytest.importorskip("triton")
+    a, b = torch.randn(64, 48), torch.randn(48, 32)
+    return matmul.Launch(a, b, tile=matmul.Tile(32, 32, 16)).trace()
+
+
+def test_what_a_program_touched(traffic):
+    explorer = explore.touches(traffic)
+    assert "program 0, step 1 of 7: load 512 elements of a_ptr" in explorer.caption.value
+    assert "tl.load(a)" in explorer.caption.value
+    before = explorer.image.value
+    explorer.step.value = 7
+    until(lambda: "step 7 of 7: store 1,024 elements of c_ptr" in explorer.caption.value)
+    assert explorer.image.value != before
+    explorer.program.value = (1,)
+    until(lambda: "program 1, step 7 of 7" in explorer.caption.value)
+    assert not explorer.errors
+
+
+def test_the_matrix_that_is_drawn(traffic):
+    steps = traffic.steps(1)
+    a = touches._touched(traffic["a_ptr"], steps, 3)
+    assert a.shape == (64, 48)
+    assert (a[:32] == 0).all()
+    assert (a[32:, :16] == 1).all()
+    assert (a[32:, 16:32] == 2).all()
+    assert (a[32:, 32:] == 0).all()
+
+
+def test_viewers_that_run_nothing_get_a_picture(traffic):
+    bundle = explore.touches(traffic)._repr_mimebundle_()
+    assert bundle["image/png"].startswith("iVBOR")
+    assert "program 1, step 4 of 7" in bundle["text/plain"]
+
+
+def test_an_error_is_on_the_page(traffic, monkeypatch):
+    explorer = explore.touches(traffic)
+
+    def fail(*args):
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(touches, "draw", fail)
+    explorer.step.value = 2
+    until(lambda: "ZeroDivisionError: oh" in explorer.caption.value)
+    assert explorer.errors
+
+
+@with_triton
+def test_controls_have_labels_and_tooltips(traffic):
+    explorer = explore.touches(traffic)
+    for control in (explorer.program, explorer.step):
+        assert control.description
+        assert len(control.tooltip) > 20
+        assert not control.continuous_update
+
+
+def test_forward_beside_backward():
+    explorer = explore.backward()
+    until(lambda: "times as long" in explorer.headline.value)
+    assert "NVIDIA H200" in explorer.headline.value
+    assert not explorer.errors
+    explorer.set(operator="relu")
+    until(lambda: "of its output" in explorer.reason.value)
+    explorer.reveal.value = True
+    until(lambda: len(explorer.seen(size=4096, dtype="bf16")) >= 10)
+    assert not explorer.errors
+
+
+def test_pictures_of_live_and_failed_results():
+    ran = BACKWARD.run(source=LIVE_CPU, operator="add", size=64, dtype="fp32")
+    failed = BACKWARD.run(source=LIVE_CPU, operator="add", size=0, dtype="fp32")
+    for result in (ran, failed):
+        assert passes.pass_bars(result).startswith(b"\x89PNG")
+        assert passes.ratio_bars([r for r in [result] if r.ok], result).startswith(b"\x89PNG")
+    assert "did not run" in passes.headline(failed)
+    assert passes.remark(failed) == ""
+    assert passes.remark(ran) == "Keeps nothing for the backward."
