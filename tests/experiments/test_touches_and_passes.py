@@ -1,4 +1,4 @@
-"""explore.touches() and explore.backward(): pictures of a trace, and of forward beside backward."""
+"""explore.touches(), explore.backward() and dispatch_table: a trace, two passes, and who runs what."""
 
 import importlib.util
 import time
@@ -7,7 +7,7 @@ import pytest
 import torch
 from oplab.experiments import BACKWARD, LIVE_CPU
 from oplab.kernels import matmul
-from oplab.widgets import explore, passes, touches
+from oplab.widgets import dispatch_table, explore, passes, touches
 
 with_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton does not exist on this platform"
@@ -99,3 +99,13 @@ def test_pictures_of_live_and_failed_results():
     assert "did not run" in passes.headline(failed)
     assert passes.remark(failed) == ""
     assert passes.remark(ran) == "Keeps nothing for the backward."
+
+
+def test_the_dispatchers_table():
+    table = dispatch_table("aten::gelu").set_index("key")["what runs"]
+    assert table["CPU"] == "a kernel of its own"
+    assert table["AutogradCPU"] == "notes the backward, then asks again"
+    assert dispatch_table("aten::linear").set_index("key")["what runs"]["CPU"] == "other operators, called in turn"
+    for wrong in ("aten::no_such_operator", "gelu", ""):
+        with pytest.raises(ValueError, match="names look like"):
+            dispatch_table(wrong)
