@@ -138,7 +138,9 @@ def draw(traffic: Traffic, steps: list[Step], number: int) -> bytes:
             axes.set(xticks=[], yticks=[])
             axes.set_frame_on(False)
             rows, columns = _sides(tensor)
-            axes.add_patch(Rectangle((-0.5, -0.5), columns, rows, fill=False, edgecolor=FAINT, linewidth=1.5, clip_on=False))
+            axes.add_patch(
+                Rectangle((-0.5, -0.5), columns, rows, fill=False, edgecolor=FAINT, linewidth=1.5, clip_on=False)
+            )
             if len(tensor.shape) > 1:
                 axes.set_ylim(tallest - 0.5, -0.5)  # every matrix on one scale
             shape = " × ".join(map(str, tensor.shape)) or "1"
