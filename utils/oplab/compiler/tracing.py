@@ -169,7 +169,7 @@ def _made(answer: dict, request: dict, kernel: str) -> Traffic:
         TensorTraffic(
             name=entry["name"], shape=entry["shape"], stride=entry["stride"], dtype=entry["dtype"],
             itemsize=entry["itemsize"], offset=entry["offset"],
-            **{name.replace("load_bytes", "load_bytes"): value for name, value in counts.items()},
+            **counts,
         )
         for entry, counts in zip(request["tensors"], answer["tensors"], strict=True)
     )  # fmt: skip
