@@ -80,13 +80,16 @@ def test_controls_have_labels_and_tooltips(traffic):
 
 def test_forward_beside_backward():
     explorer = explore.backward()
+    if explorer.source.value != (LIVE_CPU, ""):
+        explorer.source.value = (LIVE_CPU, "")
+    explorer.set(operator="gelu", size=256, dtype="fp32")
     until(lambda: "times as long" in explorer.headline.value)
-    assert "NVIDIA H200" in explorer.headline.value
+    assert "live on" in explorer.headline.value
     assert not explorer.errors
     explorer.set(operator="relu")
     until(lambda: "of its output" in explorer.reason.value)
     explorer.reveal.value = True
-    until(lambda: len(explorer.seen(size=4096, dtype="bf16")) >= 10)
+    until(lambda: len(explorer.seen(size=256, dtype="fp32")) >= 10)
     assert not explorer.errors
 
 

@@ -114,6 +114,25 @@ def test_a_written_file_is_whole_or_absent(tmp_path):
     assert os.listdir(path.parent) == ["file.json"]
 
 
+@pytest.mark.parametrize(("rate", "largest"), [(5e8, 256), (2e10, 512), (1e15, 2048)])
+def test_a_cpu_that_is_slow_in_a_dtype_is_measured_with_a_smaller_product(monkeypatch, rate, largest):
+    clock, sizes = [0.0], []
+
+    def product_of(dev, dtype, size):
+        def product():
+            clock[0] += 2 * size**3 / rate
+            sizes.append(size)
+
+        return product
+
+    monkeypatch.setattr(module, "_vendor_product", product_of)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(module, "_matmul_rate", lambda dev, dtype, at: (at, ()))
+    assert module._cpu_matmul_rate("bf16") == ((largest,), ())
+    assert clock[0] < 5
+    assert max(sizes) <= largest
+
+
 def test_tf32_is_restored():
     before = torch.backends.cuda.matmul.fp32_precision
     with tf32_allowed(True):

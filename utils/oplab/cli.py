@@ -14,6 +14,7 @@ TEXT = {
     "doctor": "say what this computer has, what is missing, and how to get it",
     "machine": "measure what this computer can do, or show what was measured",
     "record": "measure all settings of an experiment and keep them",
+    "experiment": "tiles, fusion, …, or profiles; another name lists them all",
     "refresh": "measure again instead of reading the cache",
     "device": "cuda, cuda:1 or cpu (default: the GPU where there is one)",
     "name": "folder of the recording (default: from the device's name)",
@@ -40,8 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\noplab: {TEXT['stopped']}", file=sys.stderr)
         return 130
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"oplab: {error}", file=sys.stderr)
+    except (LookupError, ValueError, RuntimeError, OSError) as error:
+        # str() of a KeyError is its message in quotes.
+        print(f"oplab: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
         return 1
 
 
@@ -66,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     profile.set_defaults(run=_profile)
 
     record = commands.add_parser("record", help=TEXT["record"])
-    record.add_argument("experiment", choices=("traps", "operators", "tiles", "fusion", "profiles"))
+    record.add_argument("experiment", help=TEXT["experiment"])
     record.add_argument("--name", help=TEXT["name"])
     record.add_argument("--folder", type=Path, help=TEXT["folder"])
     record.add_argument("--restart", action="store_true", help=TEXT["restart"])

@@ -15,6 +15,7 @@ import platform
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -30,6 +31,7 @@ from tqdm.auto import tqdm
 
 from oplab import timing
 
+SLOW_PRODUCT = 0.4  # seconds; a CPU's ceiling is measured with products no longer than this
 SCHEMA = 1  # of the cache file and of the `machine` part of a recording
 
 # What people read, in one place.
@@ -320,7 +322,25 @@ def _cuda_peaks(dev: torch.device) -> list[_Step]:
 
 
 def _cpu_peaks() -> list[_Step]:
-    return [(name, partial(_matmul_rate, torch.device("cpu"), name, (2048,))) for name in ("fp32", "bf16")]
+    return [(name, partial(_cpu_matmul_rate, name)) for name in ("fp32", "bf16")]
+
+
+def _cpu_matmul_rate(dtype: str) -> tuple[float, tuple[str, ...]]:
+    """`_matmul_rate` at the largest size up to 2048 whose product takes a fraction of a second.
+
+    A processor without bf16 instructions (AVX2 only) needs half a minute for one bf16 product of 2048.
+    """
+    cpu = torch.device("cpu")
+    size = 256
+    while size < 2048:
+        product = _vendor_product(cpu, dtype, size)
+        product()  # the first call starts the threads
+        start = time.perf_counter()
+        product()
+        if 8 * (time.perf_counter() - start) > SLOW_PRODUCT:  # twice the size is eight times the work
+            break
+        size *= 2
+    return _matmul_rate(cpu, dtype, (size,))
 
 
 def _matmul_rate(dev: torch.device, dtype: str, sizes: tuple[int, ...]) -> tuple[float, tuple[str, ...]]:
