@@ -29,8 +29,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["OPLAB_CACHE_DIR"] = folder
         from oplab.compiler import compile as compiler
+        from oplab.hardware import cpu_name
         from oplab.kernels import copy, matmul
-        from oplab.machine import cpu_name
 
         print(f"{cpu_name()}, {os.cpu_count()} cores, Triton {compiler.triton_version()}, {datetime.date.today()}")
         print(f"first answer, with the worker's start     {seconds(lambda: copy.compile_for('H200')):6.2f} s")

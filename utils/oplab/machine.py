@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 import sys
 import threading
 import time
@@ -29,7 +28,7 @@ import torch
 from platformdirs import user_cache_path
 from tqdm.auto import tqdm
 
-from oplab import timing
+from oplab import hardware, timing
 
 SLOW_PRODUCT = 0.4  # seconds; a CPU's ceiling is measured with products no longer than this
 SCHEMA = 1  # of the cache file and of the `machine` part of a recording
@@ -122,7 +121,7 @@ class Machine:
         if self.l2_bandwidth:
             rows.append(("L2 cache bandwidth", f"{self.l2_bandwidth / 1e9:,.0f} GB/s"))
         for dtype, peak in self.peaks.items():
-            rows.append((f"{dtype} peak", f"{peak / 1e12:,.3g} TFLOP/s (balance {self.balance(dtype):,.0f} FLOP/B)"))
+            rows.append((f"{dtype} peak", f"{peak / 1e12:,.3g} TFLOP/s (balance {_whole(self.balance(dtype))} FLOP/B)"))
         rows += [(key.replace("_", " "), _readable(key, value)) for key, value in self.limits.items()]
         rows += [("caution", note) for note in self.notes]
         return rows
@@ -152,6 +151,10 @@ class Machine:
             return cls(**{**fields, "notes": tuple(fields.get("notes", ()))})
         except TypeError as error:
             raise ValueError(f"incomplete: {error}") from error
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _readable(key: str, value: float | str) -> str:
@@ -207,7 +210,14 @@ def versions() -> dict[str, str]:
 
 
 def _cache_key(dev: torch.device) -> str:
-    facts = [_name(dev), timing.device_uuid(dev), driver(dev), versions(), torch.get_num_threads(), SCHEMA]
+    facts = [
+        hardware.name(dev),
+        timing.device_uuid(dev),
+        hardware.driver(dev),
+        versions(),
+        torch.get_num_threads(),
+        SCHEMA,
+    ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
@@ -240,7 +250,9 @@ def _measure(dev: torch.device) -> Machine:
     steps = _cuda_peaks(dev) if dev.type == "cuda" else _cpu_peaks()
     peaks: dict[str, float] = {}
     notes: list[str] = []
-    bar = tqdm(total=len(steps) + 1, desc=TEXT["measuring"].format(name=_name(dev)), leave=False, file=sys.stderr)
+    bar = tqdm(
+        total=len(steps) + 1, desc=TEXT["measuring"].format(name=hardware.name(dev)), leave=False, file=sys.stderr
+    )
     with timing.device_lock(dev), bar:
         bandwidth, note = copy_rate(dev, _large_copy_bytes(dev))
         notes += [f"copy: {line}" for line in note]
@@ -253,11 +265,11 @@ def _measure(dev: torch.device) -> Machine:
         if dev.type == "cuda":
             torch.cuda.empty_cache()
     return Machine(
-        name=_name(dev),
+        name=hardware.name(dev),
         kind=dev.type,
         uuid=timing.device_uuid(dev),
-        driver=driver(dev),
-        limits=_cuda_limits(dev) if dev.type == "cuda" else _cpu_limits(),
+        driver=hardware.driver(dev),
+        limits=hardware.limits(dev),
         bandwidth=bandwidth,
         peaks=peaks,
         versions=versions(),
@@ -299,7 +311,7 @@ def _large_copy_bytes(dev: torch.device) -> int:
     if dev.type == "cuda":
         free, _ = torch.cuda.mem_get_info(dev)
         return min(4 << 30, free // 8)
-    last_level = max((int(v) for k, v in _cpu_limits().items() if k.endswith("cache_bytes")), default=0)
+    last_level = max((int(v) for k, v in hardware.cpu_limits().items() if k.endswith("cache_bytes")), default=0)
     return min(max(8 * last_level, 1 << 29), psutil.virtual_memory().available // 8)
 
 
@@ -384,81 +396,3 @@ class tf32_allowed:
     def __exit__(self, *exc: object) -> None:
         for setting, before in zip(self.settings, self.before, strict=True):
             setting.fp32_precision = before
-
-
-# --- identity and limits -------------------------------------------------------------------------
-
-
-def _name(dev: torch.device) -> str:
-    return torch.cuda.get_device_name(dev) if dev.type == "cuda" else cpu_name()
-
-
-def driver(dev: torch.device) -> str:
-    """The GPU driver's version, or the operating system's for a CPU."""
-    if dev.type != "cuda":
-        return f"{platform.system()} {platform.release()}"
-    found = timing.nvml(dev)
-    if found is None:
-        return f"CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}"
-    return str(found[0].nvmlSystemGetDriverVersion())
-
-
-def cpu_name() -> str:
-    """The processor's marketing name, from wherever the operating system keeps it."""
-    if sys.platform.startswith("linux"):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("model name", "Model")):
-                return line.split(":", 1)[1].strip()
-    elif sys.platform == "darwin":
-        return _sysctl("machdep.cpu.brand_string") or platform.machine()
-    return platform.processor() or platform.machine()
-
-
-def _sysctl(name: str) -> str:
-    done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
-def _cpu_limits() -> dict[str, float | str]:
-    limits: dict[str, float | str] = {
-        "cores": psutil.cpu_count(logical=False) or os.cpu_count() or 1,
-        "threads": torch.get_num_threads(),
-        "memory_bytes": psutil.virtual_memory().total,
-        "simd": torch.backends.cpu.get_cpu_capability(),
-    }
-    limits.update(_cpu_caches())
-    return limits
-
-
-def _cpu_caches() -> dict[str, int]:
-    """Sizes of the data caches that one core sees; empty where the system does not tell (Windows)."""
-    sizes: dict[str, int] = {}
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        if (index / "type").read_text().strip() in ("Data", "Unified"):
-            text = (index / "size").read_text().strip()  # such as "2048K"
-            scale = {"K": 2**10, "M": 2**20}.get(text[-1], 1)
-            sizes[f"l{(index / 'level').read_text().strip()}_cache_bytes"] = int(text.rstrip("KM")) * scale
-    if sys.platform == "darwin":
-        for level, name in (("l1", "hw.perflevel0.l1dcachesize"), ("l2", "hw.perflevel0.l2cachesize")):
-            if value := _sysctl(name):
-                sizes[f"{level}_cache_bytes"] = int(value)
-    return sizes
-
-
-def _cuda_limits(dev: torch.device) -> dict[str, float | str]:
-    p: Any = torch.cuda.get_device_properties(dev)  # its stub lacks some of the fields
-    limits: dict[str, float | str] = {
-        "compute_capability": f"{p.major}.{p.minor}",
-        "sms": p.multi_processor_count,
-        "memory_bytes": p.total_memory,
-        "l2_bytes": p.L2_cache_size,
-        "shared_per_block_bytes": p.shared_memory_per_block_optin,
-        "shared_per_sm_bytes": p.shared_memory_per_multiprocessor,
-        "registers_per_sm": p.regs_per_multiprocessor,
-        "threads_per_sm": p.max_threads_per_multi_processor,
-    }
-    if found := timing.nvml(dev):
-        pynvml, handle = found
-        limits["sm_clock_hz"] = 1e6 * pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
-        limits["memory_clock_hz"] = 1e6 * pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)
-    return limits

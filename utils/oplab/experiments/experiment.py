@@ -16,7 +16,8 @@ from oplab.compiler.targets import Target
 from oplab.experiments import recording as recordings
 from oplab.experiments.recording import Recording, RecordingError
 from oplab.experiments.result import INVALID, LIVE_CPU, LIVE_GPU, NOT_RECORDED, RECORDED, SOURCES, UNAVAILABLE, Result
-from oplab.machine import cpu_name, short_dtype
+from oplab.hardware import cpu_name
+from oplab.machine import short_dtype
 
 DEFAULT_RECORDING = "nvidia-h200"
 

@@ -25,7 +25,7 @@ from oplab.drawing import Picture
 from oplab.experiments import LIVE_CPU, LIVE_GPU, RECORDED, Experiment, Recording, RecordingError, Result
 from oplab.experiments.experiment import DEFAULT_RECORDING
 from oplab.experiments.recording import names as recording_names
-from oplab.machine import cpu_name
+from oplab.hardware import cpu_name
 from oplab.widgets.panel import ResourcePanel
 
 DEBOUNCE = 0.15  # seconds that a live request waits for a newer one
