@@ -1,6 +1,7 @@
 """explore.touches(), explore.backward() and dispatch_table: a trace, two passes, and who runs what."""
 
 import importlib.util
+import re
 import time
 
 import pytest
@@ -111,3 +112,10 @@ def test_the_dispatchers_table():
     for wrong in ("aten::no_such_operator", "gelu", ""):
         with pytest.raises(ValueError, match="names look like"):
             dispatch_table(wrong)
+
+
+def test_the_still_picture_of_backward_is_counted():
+    shown = explore.backward()._repr_mimebundle_()
+    assert len(shown["image/png"]) > 10_000
+    assert re.search(r"gelu +67.1 MB +101 MB +given 33.6 MB", shown["text/plain"])
+    assert re.search(r"relu +67.1 MB +101 MB +output 33.6 MB", shown["text/plain"])

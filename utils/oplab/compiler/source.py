@@ -6,11 +6,11 @@ function travels as its text and the values of the names it uses; see `loading` 
 
 from __future__ import annotations
 
-import ast
 import builtins
 import importlib.util
 import inspect
 import pickle
+import symtable
 import textwrap
 import types
 from typing import Any
@@ -81,22 +81,21 @@ def _collect(jit: Any, found: list[dict], places: dict[int, int]) -> int:
     function = jit.fn
     lines, first = _source(jit)
     text = textwrap.dedent("".join(lines))
-    tree = ast.parse(text).body[0]
-    assert isinstance(tree, ast.FunctionDef)
+    line, names = _definition(text)
     # Decorators are dropped: the worker decorates again. What is left keeps its line numbers.
-    kept = text.splitlines()[tree.lineno - 1 :]
+    kept = text.splitlines()[line - 1 :]
     entry: dict[str, Any] = {
         "name": function.__name__,
         "kind": _kind(jit),
         "text": "\n".join(kept) + "\n",
-        "first_line": first + tree.lineno - 1,
+        "first_line": first + line - 1,
         "file": function.__code__.co_filename,
         "noinline": bool(getattr(jit, "noinline", False)),
         "values": {}, "modules": {}, "attributes": {}, "functions": {},
     }  # fmt: skip
     scope = function.__globals__ | inspect.getclosurevars(function).nonlocals
     annotations = function.__globals__.get("__annotations__", {})
-    for name in sorted(_names(tree)):
+    for name in sorted(names):
         if name not in scope or name == function.__name__:
             continue  # a builtin, or a mistake that Triton reports in its own words
         _describe(name, scope[name], entry, found, places, str(annotations.get(name, "")))
@@ -145,11 +144,18 @@ def _source(jit: Any) -> tuple[list[str], int]:
         raise SourceError(TEXT["no_source"].format(name=jit.fn.__name__)) from error
 
 
-def _names(tree: ast.FunctionDef) -> set[str]:
-    """Names that the function reads and does not itself assign."""
-    read: set[str] = set()
-    assigned = {argument.arg for argument in ast.walk(tree.args) if isinstance(argument, ast.arg)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            (read if isinstance(node.ctx, ast.Load) else assigned).add(node.id)
-    return read - assigned
+def _definition(text: str) -> tuple[int, set[str]]:
+    """(line of the ``def``, names that the function reads and does not itself assign).
+
+    From the symbol table, not `ast`: explorers compile on threads, and in CPython 3.11 two threads that build
+    syntax trees at once break each other ("AST constructor recursion depth mismatch"), the notebook's own included.
+    """
+    module = symtable.symtable(text, "<kernel>", "exec")
+    (function,) = (table for table in module.get_children() if table.get_type() == "function")
+    names = {symbol.get_name() for symbol in module.get_symbols() if symbol.is_referenced()}  # annotations, decorators
+    tables = [function]
+    while tables:
+        table = tables.pop()
+        names |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global() and symbol.is_referenced()}
+        tables += table.get_children()
+    return function.get_lineno(), names

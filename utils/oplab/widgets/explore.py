@@ -47,7 +47,7 @@ def fusion() -> Explorer:
 
 def backward() -> Explorer:
     """An operator forward and backward: the two times, their ratio, and what is kept between them."""
-    return Explorer(BACKWARD, View(passes.headline, passes.pictures, passes.remark, ("size",)))
+    return Explorer(BACKWARD, View(passes.headline, passes.pictures, passes.remark, ("size",), still=passes.counted))
 
 
 def roofline() -> Explorer:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from oplab import drawing
 from oplab.cost.costs import readable
-from oplab.drawing import BLUE, FAINT, INK, ORANGE, new_figure, to_png
+from oplab.drawing import BLUE, FAINT, INK, ORANGE, Picture, new_figure, to_png
 from oplab.experiments import RECORDED, Result
-from oplab.experiments.backward import MENU
+from oplab.experiments.backward import MENU, at_a_glance, on_paper
 from oplab.timing import seconds
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ TEXT = {
     "floor": "orange: what this machine's ceilings allow at best",
     "ratios": "backward / forward, {dtype}, size {size}",
     "predicted_mark": "orange: by the ceilings",
+    "counted": "Counted at size 4096 in bf16; nothing was run.",
+    "moved_forward": "moved forward",
+    "moved_backward": "moved backward",
+    "kept": "kept in between",
+    "megabytes": "MB",
 }
 
 
@@ -120,3 +125,28 @@ def ratio_bars(results: list[Result], now: Result) -> bytes:
         axes.set_title(title, fontsize=9, color=INK, loc="left")
         axes.set_xlabel(TEXT["predicted_mark"], fontsize=8.5, color=FAINT)
         return to_png(figure)
+
+
+def counted() -> Picture:
+    """Bytes that each operator moves forward and backward and keeps in between; for viewers that run nothing."""
+    looks = {
+        "moved_forward": {"facecolor": BLUE, "edgecolor": BLUE},
+        "moved_backward": {"facecolor": "white", "edgecolor": BLUE},
+        "kept": {"facecolor": ORANGE, "edgecolor": ORANGE},
+    }
+    with drawing.lock:
+        figure, axes = new_figure(6.4, 4.6)
+        for row, name in enumerate(MENU):
+            forward, backward, saved = on_paper(name, 4096, "bf16")
+            sizes = (forward.bytes, backward.bytes, saved.bytes)
+            for bar, (key, size) in enumerate(zip(looks, sizes, strict=True)):
+                y = len(MENU) - row - 0.27 * bar
+                label = TEXT[key] if row == 0 else None
+                axes.barh(y, size / 1e6, height=0.22, linewidth=1.2, label=label, **looks[key])  # type: ignore[arg-type]
+                axes.text(size / 1e6 + 3, y, f"{size / 1e6:,.0f}", fontsize=7, color=INK, va="center")
+        axes.set_yticks([len(MENU) - row - 0.27 for row in range(len(MENU))], list(MENU), fontsize=9)
+        axes.set_xlabel(TEXT["megabytes"], fontsize=8.5, color=FAINT)
+        axes.set_title(TEXT["counted"], fontsize=9, color=INK, loc="left")
+        axes.legend(fontsize=8, frameon=False, loc="upper right", bbox_to_anchor=(1.0, 0.48))
+        table = at_a_glance()[["operator", "forward bytes", "backward bytes", "saved"]]
+        return Picture(to_png(figure), f"{TEXT['counted']}\n{table.to_string(index=False)}")
