@@ -36,7 +36,7 @@ def test_tiles(open_notebook):
     explorer.box.locator("text=393,216 B of shared memory").wait_for(timeout=10_000)
     assert "232,448" in explorer.box.inner_text()
     explorer.key("block_k", "ArrowLeft")
-    explorer.box.locator("text=spill").wait_for(timeout=10_000)
+    explorer.box.locator("text=did not fit and spill").wait_for(timeout=10_000)
     quiet(notebook)
 
 
