@@ -1,9 +1,9 @@
-"""Softmax, norms, SwiGLU and cross-entropy in Triton's interpreter; run by test_kernels_interpreted.py."""
+"""Softmax, norms, SwiGLU, cross-entropy and gather in Triton's interpreter; run by test_kernels_interpreted.py."""
 
 import pytest
 import torch
 from oplab.experiments.live import relative_error
-from oplab.kernels import cross_entropy, norm, softmax, swiglu
+from oplab.kernels import cross_entropy, gather, norm, softmax, swiglu
 
 SHAPES = [(1, 1), (3, 7), (5, 64), (17, 100), (2, 1000), (1, 2049)]
 DTYPES = [torch.float32, torch.float16]
@@ -143,3 +143,36 @@ def test_cross_entropy_refuses_targets_outside_the_classes():
         cross_entropy.cross_entropy(x, torch.randn(3))
     with pytest.raises(ValueError, match="of integers"):
         cross_entropy.cross_entropy(x, torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 4100)])
+def test_gather(shape, dtype):
+    table = torch.randn(shape).to(dtype)
+    for picks in (1, 13):
+        index = torch.randint(shape[0], (picks,))
+        out = torch.full((picks, shape[1]), float("nan"), dtype=dtype)
+        assert torch.equal(gather.forward(table, index, out)(), table[index])
+        assert torch.equal(gather.forward(table, index.int())(), table[index])
+
+
+def test_gather_of_strides_nan_and_nothing():
+    table = torch.randn(20, 30)
+    table[3] = float("nan")
+    index = torch.tensor([3, 19, 0, 3])
+    torch.testing.assert_close(gather.forward(table, index)(), table[index], equal_nan=True)
+    torch.testing.assert_close(gather.forward(table.T, index)(), table.T[index], equal_nan=True)
+    torch.testing.assert_close(gather.forward(table[:, ::3], index)(), table[:, ::3][index], equal_nan=True)
+    assert gather.forward(table, torch.empty(0, dtype=torch.long))().shape == (0, 30)
+    assert gather.forward(torch.empty(4, 0), index[2:3])().shape == (1, 0)
+
+
+def test_gather_refuses_picks_outside_the_table():
+    table = torch.randn(5, 8)
+    for wrong in (5, -1, 2**40):
+        with pytest.raises(IndexError, match=rf"index 1 asks for row {wrong}, outside \[0, 5\)"):
+            gather.forward(table, torch.tensor([0, wrong]))
+    with pytest.raises(ValueError, match="of integers"):
+        gather.forward(table, torch.tensor([0.0]))
+    with pytest.raises(ValueError, match="of one"):
+        gather.forward(table, torch.zeros(2, 2, dtype=torch.long))

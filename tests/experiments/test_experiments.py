@@ -15,7 +15,8 @@ NO_GPU = not torch.cuda.is_available()
 
 
 def test_all_are_listed_by_name():
-    assert [experiment.name for experiment in e.ALL] == ["traps", "operators", "tiles", "fusion", "backward"]
+    names = ["traps", "operators", "tiles", "fusion", "backward", "gather"]
+    assert [experiment.name for experiment in e.ALL] == names
     for experiment in e.ALL:
         assert e.by_name(experiment.name) is experiment
         assert experiment.knobs

@@ -3,13 +3,14 @@
 from oplab.experiments.backward import BACKWARD
 from oplab.experiments.experiment import Experiment, Knob
 from oplab.experiments.fusion import FUSION
+from oplab.experiments.gather import GATHER
 from oplab.experiments.operators import OPERATORS
 from oplab.experiments.recording import Recording, RecordingError
 from oplab.experiments.result import LIVE_CPU, LIVE_GPU, RECORDED, SOURCES, Result
 from oplab.experiments.tiles import TILES
 from oplab.experiments.traps import TRAPS
 
-ALL: tuple[Experiment, ...] = (TRAPS, OPERATORS, TILES, FUSION, BACKWARD)
+ALL: tuple[Experiment, ...] = (TRAPS, OPERATORS, TILES, FUSION, BACKWARD, GATHER)
 
 
 def by_name(name: str) -> Experiment:
@@ -24,6 +25,7 @@ __all__ = [
     "ALL",
     "BACKWARD",
     "FUSION",
+    "GATHER",
     "LIVE_CPU",
     "LIVE_GPU",
     "OPERATORS",

@@ -8,7 +8,7 @@ from oplab import roofline as rooflines
 from oplab.compiler import Traffic
 from oplab.cost.costs import readable
 from oplab.drawing import Picture
-from oplab.experiments import BACKWARD, FUSION, LIVE_CPU, OPERATORS, RECORDED, TILES, Result
+from oplab.experiments import BACKWARD, FUSION, GATHER, LIVE_CPU, OPERATORS, RECORDED, TILES, Result
 from oplab.machine import Machine, machine
 from oplab.profiler import Profile, recorded
 from oplab.timing import seconds
@@ -30,6 +30,8 @@ TEXT = {
     "three": "{flops}, {bytes}: {intensity:.3g} FLOP per byte.",
     "bandwidth": "{value:,.0f} GB/s",
     "refused": "<b>did not run</b>",
+    "picked": "{unique:,.0f} of {rows:,.0f} rows are picked: {wanted} wanted, "
+    "{fetched} in the lines that memory delivers.",
     "moved": "{kernels:.0f} kernel(s) move {moved:.3g} GB; {least:.3g} GB must move.",
 }
 
@@ -42,7 +44,13 @@ def tiles() -> Explorer:
 
 def fusion() -> Explorer:
     """An element-wise chain run four ways: time, kernels and bytes against a copy of the same bytes."""
-    return Explorer(FUSION, View(_fusion_headline, _fusion_pictures, _fusion_remark, ("size",), compiler=True))
+    return Explorer(FUSION, View(_bandwidth_headline, _fusion_pictures, _fusion_remark, ("size",), compiler=True))
+
+
+def gather() -> Explorer:
+    """Rows picked from a table in order, sorted, at random, again and again; and how wide a row is."""
+    view = View(_bandwidth_headline, _gather_pictures, _gather_remark, ("columns",), compiler=True)
+    return Explorer(GATHER, view)
 
 
 def backward() -> Explorer:
@@ -143,7 +151,7 @@ def _tiles_pictures(explorer: Explorer, result: Result) -> list[bytes]:
     return [pictures.rate_bars(result), pictures.tile_map(explorer.seen(**beside), rows, columns, result)]
 
 
-def _fusion_headline(result: Result) -> str:
+def _bandwidth_headline(result: Result) -> str:
     if result.seconds is None or result.bandwidth is None:
         return TEXT["refused"]
     parts = [TEXT["time"].format(time=seconds(result.seconds))]
@@ -167,6 +175,28 @@ def _fusion_pictures(explorer: Explorer, result: Result) -> list[bytes]:
     latest = {r.knobs["fused"]: r for r in [*same_work, result]}
     by_size = {(r.knobs["size"], r.knobs["fused"]): r for r in explorer.seen(dtype=result.knobs["dtype"])}
     return [
-        pictures.time_bars(list(latest.values()), result),
-        pictures.share_by_size(by_size.values(), result),
+        pictures.time_bars(list(latest.values()), result, "fused"),
+        pictures.share_by(by_size.values(), result, "size", "fused"),
     ]
+
+
+def _gather_remark(result: Result) -> str:
+    r = result.resources
+    if "fetched_bytes" not in r:
+        return ""
+    wanted, fetched = (readable(int(r[name]), "B") for name in ("wanted_bytes", "fetched_bytes"))
+    return TEXT["picked"].format(unique=r["unique_rows"], rows=r["rows"], wanted=wanted, fetched=fetched)
+
+
+def _gather_pictures(explorer: Explorer, result: Result) -> list[bytes]:
+    same_way = [*explorer.seen(dtype=result.knobs["dtype"], **_only(result, "way")), result]
+    latest = {(r.knobs["columns"], r.knobs["order"]): r for r in same_way}
+    now = [r for (columns, _), r in latest.items() if columns == result.knobs["columns"]]
+    return [
+        pictures.time_bars(now, result, "order"),
+        pictures.share_by(latest.values(), result, "columns", "order"),
+    ]
+
+
+def _only(result: Result, *names: str) -> dict[str, object]:
+    return {name: result.knobs[name] for name in names if name in result.knobs}

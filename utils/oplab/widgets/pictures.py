@@ -27,10 +27,18 @@ TEXT = {
     "bad": "failed",
     "key": "outlined: recorded   filled: measured here   thick: now",
     "copy": "a copy of the same bytes",
-    "by_size": "share of the copy's speed by size",
+    "share": "share of the speed of a copy of the same bytes",
     "size": "size (the arrays are size × size)",
+    "columns": "columns of a row",
     "nothing": "nothing measured yet",
 }
+
+
+# The same value has the same colour in every picture.
+COLOURS = {
+    "eager": ORANGE, "compiled": GREEN, "triton": BLUE, "numba": BLUE,
+    "in order": BLUE, "sorted": GREEN, "random": ORANGE, "few rows": INK,
+}  # fmt: skip
 
 
 def _unit(source: str) -> tuple[float, str]:
@@ -114,8 +122,8 @@ def _cell(axes: Axes, x: int, y: int, result: Result, scale: float, share: float
     axes.text(x, y, text, ha="center", va="center", fontsize=size, color="white" if dark else INK)
 
 
-def time_bars(results: list[Result], now: Result) -> bytes:
-    """Time of each way to run the same chain, and of a copy that moves as many bytes."""
+def time_bars(results: list[Result], now: Result, by: str) -> bytes:
+    """Time for each value of the knob ``by``, and of a copy that moves as many bytes as the fastest must."""
     with drawing.lock:
         figure, axes = new_figure(4.2, 2.6)
         ran = [r for r in results if r.seconds]
@@ -130,10 +138,7 @@ def time_bars(results: list[Result], now: Result) -> bytes:
             filled = result.source != RECORDED
             axes.barh(row, spent, height=0.5, facecolor=BLUE if filled else "white", edgecolor=INK if current else BLUE,
                       linewidth=2.5 if current else 1.5)  # fmt: skip
-            moved = result.resources.get("bytes_moved", result.nbytes)
-            kernels = int(result.resources.get("kernels", 1))
-            count = f"{kernels} kernel" if kernels == 1 else f"{kernels} kernels"
-            name = f"{result.knobs['fused']}: {seconds(spent)}, {count}, {moved / 1e9:.3g} GB"
+            name = f"{result.knobs[by]}: {seconds(spent)}, {_work_of(result)}"
             paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # over the line of the copy
             axes.text(0, row + 0.29, name, fontsize=9, color=INK, va="bottom", bbox=paper, zorder=3)
         shares = [r for r in ran if r.bandwidth_fraction]
@@ -146,34 +151,45 @@ def time_bars(results: list[Result], now: Result) -> bytes:
         return to_png(figure)
 
 
-def share_by_size(results: Iterable[Result], now: Result) -> bytes:
-    """How close each way comes to a copy of the same bytes, over the size of the arrays."""
-    colours = {"eager": ORANGE, "compiled": GREEN, "triton": BLUE, "numba": BLUE}
+def _work_of(result: Result) -> str:
+    """Kernels and bytes where they differ from way to way, else the rate."""
+    if "kernels" not in result.resources:
+        return f"{(result.bandwidth or 0) / 1e9:,.0f} GB/s"
+    kernels, moved = int(result.resources["kernels"]), result.resources.get("bytes_moved", result.nbytes)
+    return f"{kernels} kernel{'s' * (kernels > 1)}, {moved / 1e9:.3g} GB"
+
+
+def share_by(results: Iterable[Result], now: Result, x: str, by: str) -> bytes:
+    """How close one comes to a copy of the same bytes over the knob ``x``, a line for each value of ``by``."""
     with drawing.lock:
         figure, axes = new_figure(4.2, 2.6)
         ran = [r for r in results if r.bandwidth_fraction]
         if not ran:
             return _empty(figure, axes)
         axes.axhline(100, color=FAINT, linewidth=1)
-        for kind in dict.fromkeys(r.knobs["fused"] for r in ran):
-            points = sorted(
-                (r.knobs["size"], 100 * (r.bandwidth_fraction or 0), r) for r in ran if r.knobs["fused"] == kind
-            )
-            colour = colours[kind]
+        kinds = list(dict.fromkeys(r.knobs[by] for r in ran))
+        ends = []
+        for kind in kinds:
+            points = sorted((r.knobs[x], 100 * (r.bandwidth_fraction or 0), r) for r in ran if r.knobs[by] == kind)
+            colour = COLOURS.get(kind, FAINT)
             axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, linewidth=1.2)
             for size, share, result in points:
                 face = colour if result.source != RECORDED else "white"
                 side = 9 if result.knobs == now.knobs else 6
                 axes.plot(size, share, "o", markersize=side, mec=colour, mfc=face, mew=1.6)
-            axes.annotate(
-                kind, points[-1][:2], xytext=(8, 0), textcoords="offset points", fontsize=9, color=colour, va="center"
-            )
-        sizes = sorted({r.knobs["size"] for r in ran})
+            ends.append((points[-1][1], points[-1][0], kind, colour))
+        top = max(110.0, *(100 * (r.bandwidth_fraction or 0) for r in ran)) * 1.05
+        free = -top  # names are kept apart, the lowest first
+        for share, size, kind, colour in sorted(ends):
+            free = max(share, free + 0.09 * top)
+            axes.annotate(str(kind), (size, free), xytext=(8, 0), textcoords="offset points", fontsize=9, color=colour,
+                          va="center")  # fmt: skip
+        sizes = sorted({r.knobs[x] for r in ran})
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.minorticks_off()
-        axes.set(xlim=(sizes[0] / 1.3, sizes[-1] * 2.2), ylim=(0, None))
+        axes.set(xlim=(sizes[0] / 1.3, sizes[-1] * 2.2), ylim=(0, top))
         axes.yaxis.set_major_formatter("{x:.0f}%")
-        axes.set_xlabel(TEXT["size"], fontsize=8.5, color=INK)
-        axes.set_title(TEXT["by_size"], fontsize=9, color=INK, loc="left")
+        axes.set_xlabel(TEXT[x], fontsize=8.5, color=INK)
+        axes.set_title(TEXT["share"], fontsize=9, color=INK, loc="left")
         return to_png(figure)
