@@ -15,7 +15,7 @@ NO_GPU = not torch.cuda.is_available()
 
 
 def test_all_are_listed_by_name():
-    names = ["traps", "operators", "tiles", "fusion", "backward", "gather"]
+    names = ["traps", "operators", "tiles", "fusion", "backward", "gather", "softmax"]
     assert [experiment.name for experiment in e.ALL] == names
     for experiment in e.ALL:
         assert e.by_name(experiment.name) is experiment

@@ -40,6 +40,8 @@ def test_lines_against_a_list_of_addresses():
         index = torch.randint(30, (20,))
         touched = {byte // line for row in index.tolist() for byte in range(row * N * item, (row + 1) * N * item)}
         assert gather.fetched_bytes(index, N, item, line) == len(touched) * line
+        each = [{b // line for b in range(row * N * item, (row + 1) * N * item)} for row in index.tolist()]
+        assert gather.worst_bytes(index, N, item, line) == sum(map(len, each)) * line
 
 
 @pytest.mark.parametrize("order", module.ORDERS)

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from oplab.experiments import GATHER, LIVE_GPU
+from oplab.experiments import GATHER, LIVE_GPU, SOFTMAX
 from oplab.experiments.live import TOLERANCE, relative_error
+from oplab.experiments.softmax import BACKWARD_WAYS
 from oplab.kernels import cross_entropy, gather, norm, softmax, swiglu
 from oplab.machine import DTYPES
 
@@ -94,3 +95,15 @@ def test_the_experiment(way):
     assert in_order.ok, in_order.reason
     assert random.ok, random.reason
     assert random.seconds > 1.5 * in_order.seconds
+
+
+@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.parametrize("step", ["forward", "backward"])
+def test_every_way_of_softmax(step, dtype):
+    ways = BACKWARD_WAYS if step == "backward" else next(k for k in SOFTMAX.knobs if k.name == "way").gpu
+    spent = {}
+    for way in ways:
+        result = SOFTMAX.run(source=LIVE_GPU, step=step, way=way, dtype=dtype)
+        assert result.ok, (way, result.reason)
+        spent[way] = result.seconds
+    assert spent["eager"] > 1.5 * spent["fused"]

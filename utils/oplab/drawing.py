@@ -16,7 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-INK, FAINT, BLUE, ORANGE, GREEN, SKY = "#222222", "#767676", "#0072B2", "#D55E00", "#009E73", "#56B4E9"
+INK, FAINT, BLUE, ORANGE, GREEN = "#222222", "#767676", "#0072B2", "#D55E00", "#009E73"
+SKY, PURPLE = "#56B4E9", "#AA4499"
 DPI = 120
 lock = threading.Lock()  # matplotlib shares its font and path caches between figures
 

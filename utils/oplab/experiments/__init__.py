@@ -7,10 +7,11 @@ from oplab.experiments.gather import GATHER
 from oplab.experiments.operators import OPERATORS
 from oplab.experiments.recording import Recording, RecordingError
 from oplab.experiments.result import LIVE_CPU, LIVE_GPU, RECORDED, SOURCES, Result
+from oplab.experiments.softmax import SOFTMAX
 from oplab.experiments.tiles import TILES
 from oplab.experiments.traps import TRAPS
 
-ALL: tuple[Experiment, ...] = (TRAPS, OPERATORS, TILES, FUSION, BACKWARD, GATHER)
+ALL: tuple[Experiment, ...] = (TRAPS, OPERATORS, TILES, FUSION, BACKWARD, GATHER, SOFTMAX)
 
 
 def by_name(name: str) -> Experiment:
@@ -30,6 +31,7 @@ __all__ = [
     "LIVE_GPU",
     "OPERATORS",
     "RECORDED",
+    "SOFTMAX",
     "SOURCES",
     "TILES",
     "TRAPS",

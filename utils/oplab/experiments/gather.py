@@ -46,7 +46,7 @@ class Gather(Experiment):
     """As many rows are picked as the table has.
 
     ``resources``: ``unique_rows`` picked, ``rows`` of the table, ``fetched_bytes`` of the table in whole lines,
-    each once, ``wanted_bytes`` of the unique rows.
+    each once, ``worst_bytes`` when each pick fetches its own, ``wanted_bytes`` of the unique rows.
     """
 
     name = "gather"
@@ -70,6 +70,7 @@ class Gather(Experiment):
             "unique_rows": unique,
             "wanted_bytes": unique * columns * item,
             "fetched_bytes": gather.fetched_bytes(index, columns, item, LINE[device.type]),
+            "worst_bytes": gather.worst_bytes(index, columns, item, LINE[device.type]),
         }
         return trial(
             self.blank(knobs, source),

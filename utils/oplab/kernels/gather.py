@@ -99,3 +99,10 @@ def fetched_bytes(index: torch.Tensor, N: int, element_size: int, line: int) -> 
     # Neighbouring rows may share a line: what a row adds begins after the last line of the row before.
     begin = torch.cat([first[:1], torch.maximum(first[1:], last[:-1] + 1)])
     return int((last - begin + 1).sum()) * line
+
+
+def worst_bytes(index: torch.Tensor, N: int, element_size: int, line: int) -> int:
+    """The same when no line is still in a cache once the next pick wants it: its lines for every pick."""
+    width = N * element_size
+    first, last = index * width // line, (index * width + width - 1) // line
+    return int((last - first + 1).sum()) * line

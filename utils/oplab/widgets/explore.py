@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from html import escape
 
 from oplab import roofline as rooflines
 from oplab.compiler import Traffic
 from oplab.cost.costs import readable
 from oplab.drawing import Picture
-from oplab.experiments import BACKWARD, FUSION, GATHER, LIVE_CPU, OPERATORS, RECORDED, TILES, Result
+from oplab.experiments import BACKWARD, FUSION, GATHER, LIVE_CPU, OPERATORS, RECORDED, SOFTMAX, TILES, Result
 from oplab.machine import Machine, machine
 from oplab.profiler import Profile, recorded
 from oplab.timing import seconds
@@ -31,7 +32,7 @@ TEXT = {
     "bandwidth": "{value:,.0f} GB/s",
     "refused": "<b>did not run</b>",
     "picked": "{unique:,.0f} of {rows:,.0f} rows are picked: {wanted} wanted, "
-    "{fetched} in the lines that memory delivers.",
+    "{fetched} to {worst} in whole lines, by how often a line is fetched.",
     "moved": "{kernels:.0f} kernel(s) move {moved:.3g} GB; {least:.3g} GB must move.",
 }
 
@@ -44,13 +45,24 @@ def tiles() -> Explorer:
 
 def fusion() -> Explorer:
     """An element-wise chain run four ways: time, kernels and bytes against a copy of the same bytes."""
-    return Explorer(FUSION, View(_bandwidth_headline, _fusion_pictures, _fusion_remark, ("size",), compiler=True))
+    return Explorer(
+        FUSION, View(_bandwidth_headline, _over("size", "fused", "dtype"), _moved_remark, ("size",), compiler=True)
+    )
 
 
 def gather() -> Explorer:
     """Rows picked from a table in order, sorted, at random, again and again; and how wide a row is."""
-    view = View(_bandwidth_headline, _gather_pictures, _gather_remark, ("columns",), compiler=True)
+    view = View(
+        _bandwidth_headline, _over("columns", "order", "dtype", "way"), _gather_remark, ("columns",), compiler=True
+    )
     return Explorer(GATHER, view)
+
+
+def softmax() -> Explorer:
+    """Softmax over rows, forward and backward: how often each way reads a row, and what that costs."""
+    return Explorer(
+        SOFTMAX, View(_bandwidth_headline, _over("columns", "way", "dtype", "step"), _moved_remark, ("columns",))
+    )
 
 
 def backward() -> Explorer:
@@ -163,40 +175,31 @@ def _bandwidth_headline(result: Result) -> str:
     return " &nbsp;·&nbsp; ".join(parts)
 
 
-def _fusion_remark(result: Result) -> str:
+def _moved_remark(result: Result) -> str:
     if "kernels" not in result.resources:
         return ""
     moved, least = result.resources["bytes_moved"] / 1e9, result.nbytes / 1e9
     return TEXT["moved"].format(kernels=result.resources["kernels"], moved=moved, least=least)
 
 
-def _fusion_pictures(explorer: Explorer, result: Result) -> list[bytes]:
-    same_work = explorer.seen(size=result.knobs["size"], dtype=result.knobs["dtype"])
-    latest = {r.knobs["fused"]: r for r in [*same_work, result]}
-    by_size = {(r.knobs["size"], r.knobs["fused"]): r for r in explorer.seen(dtype=result.knobs["dtype"])}
-    return [
-        pictures.time_bars(list(latest.values()), result, "fused"),
-        pictures.share_by(by_size.values(), result, "size", "fused"),
-    ]
-
-
 def _gather_remark(result: Result) -> str:
     r = result.resources
     if "fetched_bytes" not in r:
         return ""
-    wanted, fetched = (readable(int(r[name]), "B") for name in ("wanted_bytes", "fetched_bytes"))
-    return TEXT["picked"].format(unique=r["unique_rows"], rows=r["rows"], wanted=wanted, fetched=fetched)
+    sizes = {name: readable(int(r[f"{name}_bytes"]), "B") for name in ("wanted", "fetched", "worst")}
+    return TEXT["picked"].format(unique=r["unique_rows"], rows=r["rows"], **sizes)
 
 
-def _gather_pictures(explorer: Explorer, result: Result) -> list[bytes]:
-    same_way = [*explorer.seen(dtype=result.knobs["dtype"], **_only(result, "way")), result]
-    latest = {(r.knobs["columns"], r.knobs["order"]): r for r in same_way}
-    now = [r for (columns, _), r in latest.items() if columns == result.knobs["columns"]]
-    return [
-        pictures.time_bars(now, result, "order"),
-        pictures.share_by(latest.values(), result, "columns", "order"),
-    ]
+def _over(x: str, by: str, *same: str) -> Callable[[Explorer, Result], list[bytes]]:
+    """Two pictures: times for each value of the knob ``by``, and its share of a copy's speed over the knob ``x``.
 
+    Both show what was seen with the same values of the knobs ``same`` as now.
+    """
 
-def _only(result: Result, *names: str) -> dict[str, object]:
-    return {name: result.knobs[name] for name in names if name in result.knobs}
+    def draw(explorer: Explorer, result: Result) -> list[bytes]:
+        alike = [*explorer.seen(**{name: result.knobs[name] for name in same}), result]
+        latest = {(r.knobs[x], r.knobs[by]): r for r in alike}
+        here = [r for (at, _), r in latest.items() if at == result.knobs[x]]
+        return [pictures.time_bars(here, result, by), pictures.share_by(latest.values(), result, x, by)]
+
+    return draw

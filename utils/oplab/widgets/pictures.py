@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from oplab import drawing
-from oplab.drawing import BLUE, FAINT, GREEN, INK, ORANGE, new_figure, to_png
+from oplab.drawing import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, SKY, new_figure, to_png
 from oplab.experiments import LIVE_CPU, RECORDED, Result
 from oplab.experiments import result as statuses
 from oplab.timing import seconds
@@ -37,6 +37,7 @@ TEXT = {
 # The same value has the same colour in every picture.
 COLOURS = {
     "eager": ORANGE, "compiled": GREEN, "triton": BLUE, "numba": BLUE,
+    "torch": INK, "three_pass": PURPLE, "online": SKY, "fused": BLUE,
     "in order": BLUE, "sorted": GREEN, "random": ORANGE, "few rows": INK,
 }  # fmt: skip
 
@@ -123,7 +124,7 @@ def _cell(axes: Axes, x: int, y: int, result: Result, scale: float, share: float
 
 
 def time_bars(results: list[Result], now: Result, by: str) -> bytes:
-    """Time for each value of the knob ``by``, and of a copy that moves as many bytes as the fastest must."""
+    """Time for each value of the knob ``by``, and of a copy that moves as many bytes."""
     with drawing.lock:
         figure, axes = new_figure(4.2, 2.6)
         ran = [r for r in results if r.seconds]
@@ -142,7 +143,7 @@ def time_bars(results: list[Result], now: Result, by: str) -> bytes:
             paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # over the line of the copy
             axes.text(0, row + 0.29, name, fontsize=9, color=INK, va="bottom", bbox=paper, zorder=3)
         shares = [r for r in ran if r.bandwidth_fraction]
-        if shares:
+        if shares and len({r.nbytes for r in ran}) == 1:  # else there is no one copy to compare with
             floor = (shares[0].seconds or 0) * (shares[0].bandwidth_fraction or 1)
             axes.axvline(floor, color=ORANGE, linewidth=2, linestyle="--")
             axes.text(floor, -0.62, f" {TEXT['copy']}: {seconds(floor)}", fontsize=8.5, color=ORANGE, va="center",
