@@ -94,12 +94,30 @@ def listen(to: Listener | None) -> None:
     from triton.runtime.interpreter import InterpreterBuilder
 
     listener = to
+    if version().startswith("3.6."):
+        _count_with_scalars()
     for name in USED:
         original = getattr(InterpreterBuilder, name)
         if not hasattr(original, "__wrapped__"):
             wrapper = globals()[f"_{name.removeprefix('create_')}"](original)
             wrapper.__wrapped__ = original
             setattr(InterpreterBuilder, name, wrapper)
+
+
+def _count_with_scalars() -> None:
+    """Let ``range`` take a tensor: Triton 3.6 calls int() on an array of one element, which NumPy 2.4 refuses."""
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang_tensor
+    if hasattr(original, "__wrapped__"):
+        return
+
+    def patch(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    patch.__wrapped__ = original  # type: ignore[attr-defined]
+    interpreter._patch_lang_tensor = patch
 
 
 def _masked_load(original: Callable) -> Callable:
