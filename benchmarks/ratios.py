@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 import torch.utils.benchmark
-from oplab.kernels import matmul, pointwise
+from oplab.kernels import launch, matmul, pointwise
 
 ROUNDS = 5
 
@@ -73,7 +73,7 @@ def chain_operands(size: int) -> tuple[torch.Tensor, ...]:
 def chain_against_peers(size: int, reach: float) -> None:
     x, bias, scale, residual = chain_operands(size)
     ours = pointwise.Launch(x, bias, scale, residual)
-    pointwise.compile_chain(x, bias, scale, residual)
+    launch.compile_for_shapes(pointwise.compiled, x, bias, scale, residual)
     peers: dict[str, tuple[Callable[[], object], float | None]] = {
         "copy of the same bytes": (copy_of(pointwise.compulsory_bytes(size, size, 2)), reach),
         "torch.compile": (lambda: pointwise.compiled(x, bias, scale, residual), 1.0),

@@ -11,9 +11,10 @@ import torch
 from oplab.compiler import Compiled
 from oplab.compiler.targets import Target
 from oplab.experiments.experiment import Experiment, Knob, dtype_name, offered, whole_number
-from oplab.experiments.live import Cost, Work, trial
+from oplab.experiments.live import Cost, Counted, Work, trial
 from oplab.experiments.result import Result
 from oplab.kernels import pointwise
+from oplab.kernels.launch import compile_for_shapes
 from oplab.machine import DTYPES
 
 # What people read, in one place.
@@ -86,7 +87,8 @@ def _make_work(size: int, dtype: str, device: torch.device) -> Work:
     return Work(inputs, torch.empty_like(x), right, partial(pointwise.eager, *inputs))
 
 
-def _candidate(fused: str, work: Work) -> Callable[[], torch.Tensor]:
+def _candidate(fused: str, work: Work) -> Counted:
+    """Bytes are counted from the definition: each kernel reads its inputs once and writes its output once."""
     x, bias, scale, residual = work.inputs
     calls: dict[str, Callable[[], Callable[[], torch.Tensor]]] = {
         "eager": lambda: partial(pointwise.eager, *work.inputs),
@@ -94,31 +96,11 @@ def _candidate(fused: str, work: Work) -> Callable[[], torch.Tensor]:
         "triton": lambda: pointwise.Launch(x, bias, scale, residual, work.output),
         "numba": lambda: partial(pointwise.fused_cpu, x, bias, scale, residual, work.output),
     }
-    return _Counted(fused, calls[fused](), work)
-
-
-class _Counted:
-    """A call that also knows how many kernels it launches and how many bytes they move.
-
-    Bytes are counted from the definition: each kernel reads its inputs once and writes its output once.
-    """
-
-    def __init__(self, fused: str, call: Callable[[], torch.Tensor], work: Work) -> None:
-        self.call = call
-        (M, N), item = work.output.shape, work.output.element_size()
-        moved = pointwise.eager_bytes if fused == "eager" else pointwise.compulsory_bytes
-        self.resources = {"kernels": 4 if fused == "eager" else 1, "bytes_moved": moved(M, N, item)}
-        if fused == "compiled":
-            self.compile = partial(pointwise.compile_chain, *work.inputs)
-        elif hasattr(call, "compile"):
-            self.compile = call.compile
-
-    def __call__(self) -> torch.Tensor:
-        return self.call()
-
-    @property
-    def compiled(self) -> object:
-        return getattr(self.call, "compiled", None)
+    (M, N), item = work.output.shape, work.output.element_size()
+    moved = pointwise.eager_bytes if fused == "eager" else pointwise.compulsory_bytes
+    resources = {"kernels": 4 if fused == "eager" else 1, "bytes_moved": moved(M, N, item)}
+    compile = partial(compile_for_shapes, pointwise.compiled, *work.inputs) if fused == "compiled" else None
+    return Counted(calls[fused](), resources, compile)
 
 
 FUSION = Fusion()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from itertools import product
 
@@ -11,7 +11,7 @@ import torch
 from oplab.compiler import Compiled
 from oplab.compiler.targets import Target
 from oplab.experiments.experiment import Experiment, Knob, dtype_name, offered, whole_number
-from oplab.experiments.live import Cost, Work, trial
+from oplab.experiments.live import Cost, Counted, Work, trial
 from oplab.experiments.result import LIVE_CPU, Result
 from oplab.kernels import gather
 from oplab.machine import DTYPES
@@ -118,27 +118,11 @@ def _make_work(index: torch.Tensor, columns: int, dtype: str, device: torch.devi
     return Work((table, there), output, table[there].float(), partial(beside.copy_, table))
 
 
-class _Pick:
-    """A call that returns the picked rows and knows what they ask of memory."""
-
-    def __init__(self, call: Callable[[], torch.Tensor], resources: dict[str, int]) -> None:
-        self.call, self.resources = call, resources
-        if hasattr(call, "compile"):
-            self.compile = call.compile
-
-    def __call__(self) -> torch.Tensor:
-        return self.call()
-
-    @property
-    def compiled(self) -> object:
-        return getattr(self.call, "compiled", None)
-
-
-def _candidate(way: str, resources: dict[str, int], work: Work) -> _Pick:
+def _candidate(way: str, resources: dict[str, int], work: Work) -> Counted:
     table, index = work.inputs
     if way == "triton":
-        return _Pick(gather.forward(table, index, work.output), resources)
-    return _Pick(lambda: torch.index_select(table, 0, index, out=work.output), resources)
+        return Counted(gather.forward(table, index, work.output), resources)
+    return Counted(lambda: torch.index_select(table, 0, index, out=work.output), resources)
 
 
 GATHER = Gather()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,6 +69,28 @@ class Cost:
     nbytes: int
     dtype: str
     peak_dtype: str | None = None  # None: not a matter of FLOP/s
+
+
+class Counted:
+    """A call with what it takes besides time: ``resources`` for its result; ``compile`` defaults to the call's own."""
+
+    def __init__(
+        self,
+        call: Callable[[], torch.Tensor],
+        resources: Mapping[str, float],
+        compile: Callable[[], object] | None = None,
+    ) -> None:
+        self.call, self.resources = call, resources
+        compile = compile or getattr(call, "compile", None)
+        if compile is not None:
+            self.compile = compile
+
+    def __call__(self) -> torch.Tensor:
+        return self.call()
+
+    @property
+    def compiled(self) -> object:
+        return getattr(self.call, "compiled", None)
 
 
 _shared_work: dict[object, Work] = {}

@@ -10,9 +10,10 @@ import torch
 
 from oplab.cost import count
 from oplab.experiments.experiment import Experiment, Knob, dtype_name, offered, whole_number
-from oplab.experiments.live import Cost, Work, trial
+from oplab.experiments.live import Cost, Counted, Work, trial
 from oplab.experiments.result import LIVE_CPU, Result
 from oplab.kernels import softmax
+from oplab.kernels.launch import compile_for_shapes
 from oplab.machine import DTYPES
 
 ELEMENTS = {"cuda": 1 << 28, "cpu": 1 << 24}  # of x: far beyond every cache
@@ -85,7 +86,7 @@ def _make_work(shape: tuple[int, int], dtype: str, step: str, device: torch.devi
     if step == "forward":
         for part, to in zip(x.split(rows), right.split(rows), strict=True):
             to.copy_(softmax.reference(part))
-        return Work((x,), torch.empty_like(x), right, partial(torch.softmax, x, -1))
+        return Work((x,), torch.empty_like(x), right, partial(_torch_forward, x))
     y, dy = x.softmax(-1), torch.randn(shape, device=device).to(x.dtype)
     for part, grad, to in zip(y.split(rows), dy.split(rows), right.split(rows), strict=True):
         exact, slope = part.double(), grad.double()
@@ -93,36 +94,12 @@ def _make_work(shape: tuple[int, int], dtype: str, step: str, device: torch.devi
     return Work((y, dy), torch.empty_like(y), right, partial(_torch_backward, y, dy))
 
 
+def _torch_forward(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
 def _torch_backward(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype)
-
-
-class _Call:
-    """One way to run one step, with the kernels and bytes that it takes."""
-
-    def __init__(self, step: str, way: str, work: Work) -> None:
-        inputs = work.inputs
-        torch_way = partial(torch.softmax, dim=-1) if step == "forward" else _torch_backward
-        eager = softmax.eager if step == "forward" else softmax.eager_backward
-        compiled = softmax.compiled if step == "forward" else softmax.compiled_backward
-        calls: dict[str, Callable[[], Callable[[], torch.Tensor]]] = {
-            "eager": lambda: partial(eager, *inputs),
-            "torch": lambda: partial(torch_way, *inputs),
-            "compiled": lambda: partial(compiled, *inputs),
-        }
-        self.call = calls.get(way, partial(_by_hand, step, way, work))()
-        self.resources = _moved(step, way, work.output)
-        if way == "compiled":
-            self.compile = partial(softmax.compile_for_shape, compiled, *inputs)
-        elif hasattr(self.call, "compile"):
-            self.compile = self.call.compile
-
-    def __call__(self) -> torch.Tensor:
-        return self.call()
-
-    @property
-    def compiled(self) -> object:
-        return getattr(self.call, "compiled", None)
 
 
 def _by_hand(step: str, way: str, work: Work) -> Callable[[], torch.Tensor]:
@@ -131,8 +108,17 @@ def _by_hand(step: str, way: str, work: Work) -> Callable[[], torch.Tensor]:
     return softmax.backward(work.inputs[0], work.inputs[1], work.output)
 
 
-def _candidate(step: str, way: str, work: Work) -> _Call:
-    return _Call(step, way, work)
+def _candidate(step: str, way: str, work: Work) -> Counted:
+    inputs, forward = work.inputs, step == "forward"
+    moved = _moved(step, way, work.output)
+    if way == "compiled":
+        compiled = softmax.compiled if forward else softmax.compiled_backward
+        return Counted(partial(compiled, *inputs), moved, partial(compile_for_shapes, compiled, *inputs))
+    if way == "eager":
+        return Counted(partial(softmax.eager if forward else softmax.eager_backward, *inputs), moved)
+    if way == "torch":
+        return Counted(partial(_torch_forward if forward else _torch_backward, *inputs), moved)
+    return Counted(_by_hand(step, way, work), moved)
 
 
 def _moved(step: str, way: str, output: torch.Tensor) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +42,16 @@ class Launch:
         pairs = zip((name for name, _ in parameters(self.kernel)), self.operands, strict=False)
         outputs = [name for name, given in pairs if any(getattr(given, "base", given) is out for out in outs)]
         return compiler.trace(self.kernel, self.grid, *self.operands, outputs=outputs, timeout=timeout, **self.options)
+
+
+def compile_for_shapes(compiled: Callable[..., object], *inputs: torch.Tensor) -> None:
+    """Have a function of ``torch.compile`` make its program for these shapes, seconds the first time.
+
+    Its limit of 8 programs per function is lifted here and not around every call: the patch would
+    cost each call more time than a small operator takes.
+    """
+    with torch._dynamo.config.patch(recompile_limit=256):
+        compiled(*inputs)
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:

@@ -46,17 +46,7 @@ def eager(x: torch.Tensor, bias: torch.Tensor, scale: torch.Tensor, residual: to
 
 
 compiled = torch.compile(eager, dynamic=False, fullgraph=True)
-"""The chain through ``torch.compile``: one program per shape and dtype; call `compile_chain` first."""
-
-
-def compile_chain(x: torch.Tensor, bias: torch.Tensor, scale: torch.Tensor, residual: torch.Tensor) -> None:
-    """Have ``torch.compile`` make its program for these shapes, seconds the first time.
-
-    Its limit of 8 programs per function is lifted here and not around every call: the patch would
-    cost each call more time than a small chain takes.
-    """
-    with torch._dynamo.config.patch(recompile_limit=256):
-        compiled(x, bias, scale, residual)
+"""The chain through ``torch.compile``: one program per shape and dtype; call `launch.compile_for_shapes` first."""
 
 
 # --- Triton --------------------------------------------------------------------------------------

@@ -13,8 +13,6 @@ Infinities and NaN come out as in torch: a row that has NaN or +inf is NaN all o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from oplab.kernels.launch import Launch, power_of_two, refuse_bfloat16_on_cpu, rows_of
@@ -194,12 +192,6 @@ def eager_backward(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
 
 compiled = torch.compile(eager, dynamic=False, fullgraph=True)
 compiled_backward = torch.compile(eager_backward, dynamic=False, fullgraph=True)
-
-
-def compile_for_shape(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:
-    """Have ``torch.compile`` make its program for these shapes; its limit of 8 programs is lifted meanwhile."""
-    with torch._dynamo.config.patch(recompile_limit=256):
-        function(*inputs)
 
 
 def reference(x: torch.Tensor) -> torch.Tensor:

@@ -134,6 +134,7 @@ def counted() -> Picture:
         "moved_backward": {"facecolor": "white", "edgecolor": BLUE},
         "kept": {"facecolor": ORANGE, "edgecolor": ORANGE},
     }
+    table = at_a_glance()[["operator", "forward bytes", "backward bytes", "saved"]]
     with drawing.lock:
         figure, axes = new_figure(6.4, 4.6)
         for row, name in enumerate(MENU):
@@ -148,5 +149,4 @@ def counted() -> Picture:
         axes.set_xlabel(TEXT["megabytes"], fontsize=8.5, color=FAINT)
         axes.set_title(TEXT["counted"], fontsize=9, color=INK, loc="left")
         axes.legend(fontsize=8, frameon=False, loc="upper right", bbox_to_anchor=(1.0, 0.48))
-        table = at_a_glance()[["operator", "forward bytes", "backward bytes", "saved"]]
         return Picture(to_png(figure), f"{TEXT['counted']}\n{table.to_string(index=False)}")
